@@ -1,0 +1,206 @@
+"""Which algorithm serves a call: the tuning table's rule, or the rule of thumb where no table applies."""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from collectives.errors import UnsupportedError
+from collectives.table import COLLECTIVES, Place, Rule, RunnerUp, Table, Value, load, parse
+
+__all__ = ["NATIVE", "Choice", "Table", "choose", "default", "difference", "load", "parse", "parse_overrides"]
+
+NATIVE = "native"  # the MPI library's own collective, as an algorithm's name
+FIXED_ORDER = {"allreduce": ("one_shot", "two_shot"), "reduce_scatter": ("direct",), "reduce": ()}
+# Algorithms that fold all ranks in order, once: the only ones that a deterministic choice may take.
+
+
+class Topology(Protocol):
+    """What selection needs of a communicator's topology (collectives.topology has the whole of it)."""
+
+    @property
+    def nodes(self) -> tuple[tuple[int, ...], ...]: ...
+    @property
+    def ranks_per_node(self) -> tuple[int, ...]: ...
+    @property
+    def fingerprint(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What serves a call, and why.
+
+    `margin` is how much longer the runner-up took, as a fraction of this choice's time. `origin` is "table FILE",
+    "default", "argument" or "environment"; `reason` is a sentence for a person.
+    """
+
+    algorithm: str
+    params: Mapping[str, Value]
+    rule: Rule | None = None
+    runner_up: RunnerUp | None = None
+    margin: float | None = None
+    origin: str = "default"
+    reason: str = ""
+
+
+def choose(
+    table: Table | None,
+    topology: Topology,
+    collective: str,
+    nbytes: int,
+    dtype: str,
+    op: str | None,
+    *,
+    allow_native: bool = False,
+    deterministic: bool = False,
+) -> Choice:
+    """What serves a message of nbytes. A table counts only where its fingerprint is the topology's.
+
+    allow_native: a rule may name the MPI library's own collective. deterministic: only algorithms that fold all ranks
+    in order. Where the rule may not be taken its runner-up is, and the default after that. UnsupportedError where
+    nothing deterministic exists.
+    """
+    because = "no tuning table"
+    if table is not None and table.topology.fingerprint == topology.fingerprint:
+        prepared: dict[object, tuple[list[int], list[Choice | str]]] = table.__dict__.setdefault("prepared", {})
+        key = collective, dtype, op, allow_native, deterministic
+        if key not in prepared:
+            rules = table.serving(collective, dtype, op)
+            choices = [_from_rule(table.origin, rule, allow_native, deterministic) for rule in rules]
+            none = f"{table.origin} has no rule for {collective} of {dtype}{f' with {op}' if op else ''}"
+            prepared[key] = [rule.min_bytes for rule in rules] or [0], choices or [none]
+        starts, served = prepared[key]
+        choice = served[bisect_right(starts, nbytes) - 1]
+        if isinstance(choice, Choice):
+            return choice
+        because = choice
+    elif table is not None:
+        because = f"{table.origin} is not used: {difference(table.topology, topology)}"
+    return default(topology, collective, nbytes, deterministic=deterministic, because=because)
+
+
+def _from_rule(origin: str, rule: Rule, allow_native: bool, deterministic: bool) -> Choice | str:
+    """The rule's choice, or its runner-up where the rule may not serve, or why neither may."""
+
+    def may(algorithm: str) -> bool:
+        if algorithm == NATIVE:
+            return allow_native and not deterministic
+        return not deterministic or algorithm in FIXED_ORDER.get(rule.collective, (algorithm,))
+
+    second = rule.runner_up
+    if may(rule.algorithm):
+        margin = None
+        if second and second.median_us is not None and rule.median_us:
+            margin = second.median_us / rule.median_us - 1
+        reason = f"the rule for {rule}"
+        if second and margin is not None:
+            at = f" at {rule.measured_bytes} bytes" if rule.measured_bytes is not None else ""
+            reason += f": {rule.median_us:.4g} us{at}, runner-up {second.algorithm} {second.median_us:.4g} us"
+        if rule.algorithm == NATIVE:
+            reason += "; the MPI library's own collective keeps none of treering's promises (deadline, agreement, NaN)"
+        return Choice(rule.algorithm, rule.params, rule, second, margin, origin, reason)
+    if second and may(second.algorithm):
+        why = "the order of the sum is fixed" if deterministic else "the MPI library's own collective is not allowed"
+        reason = f"the runner-up of the rule for {rule}, whose {rule.algorithm} may not serve: {why}"
+        return Choice(second.algorithm, second.params, rule, None, None, origin, reason)
+    return f"{origin} has only {rule.algorithm} here, which this call may not take"
+
+
+def difference(place: Place, topology: Topology) -> str:
+    """How a table's topology differs from the one at hand, for a person."""
+    sizes = tuple(len(node) for node in topology.nodes)
+    if tuple(place.ranks_per_node) != sizes:
+        return f"it is for {_shape(place.ranks_per_node)}, and this is {_shape(sizes)}"
+    for field in ("links", "cpu", "mpi", "device"):
+        there, here = getattr(place, field), getattr(topology, field, None)
+        if here is not None and (list(there) != list(here) if field == "links" else there != here):
+            return f"it was measured with {field} {there}, and this is {here}"
+    return f"its fingerprint is {place.fingerprint}, and this topology's is {topology.fingerprint}"
+
+
+def _shape(ranks_per_node: Iterable[int]) -> str:
+    sizes = list(ranks_per_node)
+    nodes = "1 node" if len(sizes) == 1 else f"{len(sizes)} nodes"
+    each = sizes[0] if len(set(sizes)) == 1 else "+".join(map(str, sizes))
+    return f"{nodes} of {each} ranks"
+
+
+def default(
+    topology: Topology, collective: str, nbytes: int, *, deterministic: bool = False, because: str = ""
+) -> Choice:
+    """The rule of thumb: few messages where latency counts, few bytes and a pipeline where the network does."""
+    nodes, ranks = len(topology.nodes), sum(len(node) for node in topology.nodes)
+    pipeline: dict[str, Value] = {"segment_bytes": 64 << 10} if nbytes > 1 << 20 else {}
+    small = nbytes <= 64 << 10
+    if deterministic and collective in FIXED_ORDER:
+        if collective == "allreduce":
+            name = "one_shot" if nbytes <= 16 << 10 else "two_shot"
+        elif collective == "reduce_scatter":
+            name = "direct"
+        else:
+            raise UnsupportedError(
+                f"{collective} has no algorithm with a fixed order; allreduce has, with order='fixed'"
+            )
+        return _thumb(because, name, {}, "it folds all ranks in order")
+    if collective == "allreduce":
+        return _thumb(because, *_allreduce(nodes, ranks, nbytes, pipeline))
+    if collective in ("reduce", "broadcast"):
+        return _thumb(because, "binomial_tree", pipeline, "the fewest rounds")
+    if collective == "reduce_scatter" and not small:
+        return _thumb(because, "ring", {}, "neighbours only, and the fewest bytes")
+    if collective == "allgather":
+        return _thumb(because, *(("bruck", {}, "the fewest rounds") if small else ("ring", {}, "neighbours only")))
+    return _thumb(because, "direct", {}, "one round")
+
+
+def _thumb(because: str, name: str, params: dict[str, Value], why: str) -> Choice:
+    return Choice(name, params, origin="default", reason=f"{because + '; ' if because else ''}by default {name}: {why}")
+
+
+def _allreduce(nodes: int, ranks: int, nbytes: int, pipeline: dict[str, Value]) -> tuple[str, dict[str, Value], str]:
+    if nbytes <= 4 << 10:
+        return "recursive_doubling", {}, "the fewest rounds, for a message of at most 4 KiB"
+    if 1 < nodes < ranks:
+        return "hierarchical", {}, "few bytes between nodes"
+    if nbytes <= 1 << 20:
+        return "halving_doubling", {}, "few rounds and few bytes, for a message of at most 1 MiB"
+    return "ring", pipeline, "the fewest bytes and a pipeline, for a message above 1 MiB"
+
+
+# What a user fixes by hand
+
+
+def parse_overrides(text: str) -> dict[str, tuple[str, dict[str, Value]]]:
+    """`allreduce=ring:segment_bytes=65536,slots=2;broadcast=binomial_tree` -> collective: (algorithm, parameters).
+
+    Whole numbers, true, false and none are read as such; anything else is a string. ValueError says what is wrong.
+    """
+    form = "write COLLECTIVE=ALGORITHM[:NAME=VALUE,...][;...], as in allreduce=ring:segment_bytes=65536,slots=2"
+    overrides: dict[str, tuple[str, dict[str, Value]]] = {}
+    for entry in filter(None, (part.strip() for part in text.split(";"))):
+        collective, equals, rest = (part.strip() for part in entry.partition("="))
+        name, colon, listed = (part.strip() for part in rest.partition(":"))
+        if not equals or not name or (colon and not listed):
+            raise ValueError(f"{entry!r} is not an algorithm; {form}")
+        if collective not in COLLECTIVES:
+            raise ValueError(f"{collective!r} is not a collective; use one of {', '.join(COLLECTIVES)}")
+        if collective in overrides:
+            raise ValueError(f"{collective} stands twice in {text!r}; name each collective once")
+        params: dict[str, Value] = {}
+        for assignment in listed.split(",") if listed else []:
+            key, equals, value = (part.strip() for part in assignment.partition("="))
+            if not (key and equals and value) or key in params:
+                raise ValueError(f"{assignment.strip()!r} in {entry!r} is not a parameter, or stands twice; {form}")
+            params[key] = _value(value)
+        overrides[collective] = name, params
+    return overrides
+
+
+def _value(text: str) -> Value:
+    words: dict[str, Value] = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        return int(text)
+    except ValueError:
+        return text
