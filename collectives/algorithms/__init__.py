@@ -1,0 +1,50 @@
+"""Algorithms: pure functions that emit schedules, and their registry.
+
+An algorithm in twenty lines: write a generator of rounds, and register it. What is registered is verified, drawn, tuned
+and run like all others. Another distribution's algorithms come in through its entry point in `treering.algorithms`.
+"""
+
+from collections.abc import Sequence
+
+from collectives.algorithms import bruck, direct, double_tree, doubling, halving, hierarchical, ring, tree
+from collectives.algorithms.registry import SEGMENT_BYTES, SLOTS, Algorithm, Parameter, every, find, names, register
+from collectives.schedule import Group, Span
+
+__all__ = ["SEGMENT_BYTES", "SLOTS", "Algorithm", "Parameter", "every", "find", "names", "register"]
+
+
+def whole(_: Group, span: Span) -> Sequence[Span]:
+    """A pipeline's segment is a part of the message."""
+    return [span]
+
+
+def chunks(g: Group, span: Span) -> Sequence[Span]:
+    """A pipeline's segment is a part of every chunk."""
+    return span.split(g.size)
+
+
+PIPELINE = (SEGMENT_BYTES, SLOTS)
+NODES = (
+    Parameter("inner", tuple(hierarchical.INNER), "ring", "the allreduce between nodes"),
+    Parameter("leaders", ("all", "one"), "all", "who takes part in it: all ranks, or the first of each node"),
+)
+
+for algorithm in (
+    Algorithm("allreduce", "ring", ring.allreduce, PIPELINE, chunks),
+    Algorithm("allreduce", "recursive_doubling", doubling.allreduce, PIPELINE, whole),
+    Algorithm("allreduce", "halving_doubling", halving.allreduce, PIPELINE, whole),
+    Algorithm("allreduce", "binomial_tree", tree.allreduce, PIPELINE, whole),
+    Algorithm("allreduce", "double_tree", double_tree.allreduce, PIPELINE),
+    Algorithm("allreduce", "one_shot", direct.one_shot, PIPELINE, whole),
+    Algorithm("allreduce", "two_shot", direct.two_shot, PIPELINE, chunks),
+    Algorithm("allreduce", "hierarchical", hierarchical.allreduce, NODES + PIPELINE, whole, needs_nodes=True),
+    Algorithm("reduce_scatter", "ring", ring.reduce_scatter, PIPELINE, chunks),
+    Algorithm("reduce_scatter", "direct", direct.reduce_scatter, PIPELINE, chunks),
+    Algorithm("allgather", "ring", ring.allgather, PIPELINE, chunks),
+    Algorithm("allgather", "bruck", bruck.allgather),
+    Algorithm("allgather", "direct", direct.allgather, PIPELINE, chunks),
+    Algorithm("reduce", "binomial_tree", tree.reduce, PIPELINE, whole),
+    Algorithm("broadcast", "binomial_tree", tree.broadcast, PIPELINE, whole),
+    Algorithm("broadcast", "scatter_allgather", tree.scatter_allgather, PIPELINE, whole),
+):
+    register(algorithm)

@@ -1,0 +1,62 @@
+"""Direct: everybody talks to everybody at once, and what comes is folded in rank order: the canonical tree.
+
+The schedule twins of the fused node kernels. Few rounds, many messages: for ranks that share memory.
+"""
+
+from collections.abc import Iterator
+
+from collectives.schedule import INPUT, OUTPUT, WHOLE, Group, Round, Span, copy, fold, recv, send, there_and_back
+
+
+def one_shot(g: Group, span: Span = WHOLE) -> Iterator[Round]:
+    """Everyone sends everything to everyone, and folds everything in rank order.
+
+    One round, and the canonical tree; p - 1 times the data.
+    Cost: alpha + (p-1) n beta + (p-1) n gamma.
+    Serves: any number of ranks; a fixed order.
+    Paper: Shah et al., MSCCL++: Rethinking GPU communication abstractions for AI inference, 2025 (all-pairs).
+    """
+    yield [send(span, to) for to in g.ranks if to != g.me] + fold(span, g.ranks, g.me)
+
+
+def two_shot(g: Group, span: Span = WHOLE) -> Iterator[Round]:
+    """Everyone folds one chunk in rank order, then hands it to everyone.
+
+    Two rounds, the least data, and the canonical tree.
+    Cost: 2 alpha + 2 n (p-1)/p beta + n (p-1)/p gamma.
+    Serves: any number of ranks; a fixed order.
+    Paper: Shah et al., MSCCL++: Rethinking GPU communication abstractions for AI inference, 2025 (all-pairs).
+    """
+    yield from there_and_back(scatter(g, span))
+
+
+def reduce_scatter(g: Group, span: Span = WHOLE) -> Iterator[Round]:
+    """Everyone folds its own chunk in rank order.
+
+    One round, and the canonical tree.
+    Cost: alpha + n (p-1)/p beta + n (p-1)/p gamma.
+    Serves: any number of ranks; a fixed order.
+    Paper: Shah et al., MSCCL++: Rethinking GPU communication abstractions for AI inference, 2025 (all-pairs).
+    """
+    chunk = dict(zip(g.ranks, span.split(g.size), strict=True))
+    yield [send(chunk[to], to, INPUT) for to in g.ranks if to != g.me] + fold(chunk[g.me], g.ranks, g.me, OUTPUT, INPUT)
+
+
+def allgather(g: Group, span: Span = WHOLE) -> Iterator[Round]:
+    """Everyone sends its chunk to everyone.
+
+    One round.
+    Cost: alpha + n (p-1)/p beta.
+    Serves: any number of ranks.
+    Paper: Shah et al., MSCCL++: Rethinking GPU communication abstractions for AI inference, 2025 (all-pairs).
+    """
+    chunk = dict(zip(g.ranks, span.split(g.size), strict=True))
+    sends = [send(chunk[g.me], to, INPUT) for to in g.ranks if to != g.me]
+    recvs = [recv(chunk[source], source, OUTPUT) for source in g.ranks if source != g.me]
+    yield [copy(chunk[g.me], INPUT, OUTPUT), *sends, *recvs]
+
+
+def scatter(g: Group, span: Span) -> Iterator[Round]:
+    """In place: my chunk of everyone's data, folded in rank order."""
+    chunk = dict(zip(g.ranks, span.split(g.size), strict=True))
+    yield [send(chunk[to], to) for to in g.ranks if to != g.me] + fold(chunk[g.me], g.ranks, g.me)

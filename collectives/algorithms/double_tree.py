@@ -1,0 +1,50 @@
+"""Double binary tree: two trees, each with half of the message, side by side as two pipelines.
+
+Every second place of the first tree is a leaf. The second tree is the same with the ranks moved by one, or mirrored if
+their number is even, so that no rank is an inner node of both:
+
+    p = 7          3                     4                  p = 6       3                     2
+               1       5             2       6                      1       5             4       0
+             0   2   4   6         1   3   5   0                  0   2   4             5   3   1
+"""
+
+from collections.abc import Callable, Iterator
+
+from collectives.algorithms.tree import Tree, up
+from collectives.schedule import WHOLE, Group, Phase, Span, lane, there_and_back
+
+
+def allreduce(g: Group, span: Span = WHOLE, slots: int = 0) -> Iterator[Phase]:
+    """Reduce and broadcast, each half of the message in a tree of its own.
+
+    Both directions of every rank's link are busy. A pipeline of `slots` slots where there are any.
+    Cost: 2 ceil(log2 p) alpha for the first segment to get through; 2 n beta + n gamma.
+    Serves: any number of ranks.
+    Paper: Sanders, Speck and Traff, Two-tree algorithms for full bandwidth broadcast, reduction and scan, 2009.
+    """
+    lanes = {}
+    for number, (tree, half) in enumerate(zip(trees(g), span.split(2), strict=True)):
+        rounds = there_and_back(up(g, tree, half))
+        lanes[number] = lane(rounds, cells=[half], slots=slots) if slots else lane(rounds)
+    yield Phase(lanes)
+
+
+def trees(g: Group) -> tuple[Tree, Tree]:
+    """My places in both trees."""
+    parents, last = in_order(0, g.size, None), g.size - 1
+
+    def tree(rank_at: Callable[[int], int]) -> Tree:
+        place = next(i for i in parents if rank_at(i) == g.me)
+        parent = parents[place]
+        children = tuple(rank_at(i) for i in sorted(parents) if parents[i] == place)
+        return Tree(None if parent is None else rank_at(parent), children)
+
+    return tree(lambda i: g[i]), tree((lambda i: g[i + 1]) if g.size % 2 else (lambda i: g[last - i]))
+
+
+def in_order(lo: int, hi: int, parent: int | None) -> dict[int, int | None]:
+    """{place: its parent} for places lo to hi - 1, numbered from left to right; left subtrees are perfect."""
+    if lo == hi:
+        return {}
+    root = lo + (1 << (hi - lo).bit_length() - 1) - 1
+    return in_order(lo, root, root) | {root: parent} | in_order(root + 1, hi, root)

@@ -1,0 +1,67 @@
+"""Hierarchical: within nodes, between nodes, within nodes. Any allreduce that emits rounds serves between nodes.
+
+All ranks lead: each carries its chunk of the node's sum between nodes. Uneven nodes have uneven chunks; between all
+their cuts lie pieces which have one owner on every node, and whose owners do the allreduce, all pieces together:
+
+    node {0, 1, 2}    | rank 0 | rank 1 | rank 2 |
+    node {3}          |          rank 3          |
+    pieces            | {0, 3} | {1, 3} | {2, 3} |
+
+One rank leads: a node's first rank folds what its node has, and the first ranks do the allreduce.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from collectives.algorithms import direct, doubling, halving, ring, tree
+from collectives.schedule import WHOLE, Group, Round, Span, mirror, together
+
+INNER = {
+    "ring": ring.allreduce,
+    "recursive_doubling": doubling.allreduce,
+    "halving_doubling": halving.allreduce,
+    "binomial_tree": tree.allreduce,
+    "one_shot": direct.one_shot,
+    "two_shot": direct.two_shot,
+}
+
+
+def allreduce(
+    g: Group, span: Span = WHOLE, nodes: Sequence[Sequence[int]] = (), inner: str = "ring", leaders: str = "all"
+) -> Iterator[Round]:
+    """Reduce within each node, allreduce between nodes, and spread the result within each node.
+
+    What crosses between nodes is one message for each node, not one for each rank.
+    Cost: on m nodes of k ranks 2 alpha + 2 n (k-1)/k beta + n (k-1)/k gamma, and inner's for m ranks and n/k, if all
+    lead; 2 ceil(log2 k) (alpha + n beta) + ceil(log2 k) n gamma, and inner's for m ranks and n, if one leads.
+    Serves: any number of ranks, any nodes, uneven and interleaved ones too.
+    Paper: Bayatpour et al., Scalable reduction collectives with data partitioning-based multi-leader design, 2017.
+    """
+    node = next((Group(node, g.me) for node in nodes if g.me in node), None)
+    if node is None:
+        raise ValueError(f"rank {g.me} is on none of the nodes {[list(node) for node in nodes]}")
+    yield from (all_lead if leaders == "all" else one_leads)(g, span, nodes, node, inner)
+
+
+def all_lead(g: Group, span: Span, nodes: Sequence[Sequence[int]], node: Group, inner: str) -> Iterator[Round]:
+    shares = {len(ranks): span.split(len(ranks)) for ranks in nodes}
+    cuts = sorted({end for share in shares.values() for chunk in share for end in chunk})
+    pieces = [piece for piece in map(Span, cuts, cuts[1:]) if piece in shares[node.size][node.rank]]
+    scatter = list(direct.scatter(node, span))
+
+    def owners(piece: Span) -> Group:
+        place = {n: next(i for i, chunk in enumerate(share) if piece in chunk) for n, share in shares.items()}
+        return Group((ranks[place[len(ranks)]] for ranks in nodes), g.me)
+
+    yield from scatter
+    yield from together(*(INNER[inner](owners(piece), piece) for piece in pieces))
+    yield from mirror(scatter)
+
+
+def one_leads(g: Group, span: Span, nodes: Sequence[Sequence[int]], node: Group, inner: str) -> Iterator[Round]:
+    reduce = list(tree.up(node, tree.binomial(node), span))
+    firsts = [ranks[0] for ranks in nodes]
+
+    yield from reduce
+    if g.me in firsts:
+        yield from INNER[inner](Group(firsts, g.me), span)
+    yield from mirror(reduce)
