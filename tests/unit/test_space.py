@@ -1,0 +1,83 @@
+"""The space holds what can serve, each once, and nothing that cannot help; a study can name every candidate."""
+
+import random
+
+import pytest
+
+from collectives.algorithms import every
+from tuner.space import Candidate, candidate, space
+
+ONE_NODE = [[0, 1, 2, 3]]
+SQUARE = [[0, 1], [2, 3]]
+
+
+class Trial:
+    """Answers as an Optuna trial would, by fixed answers or by chance, and refuses a name with other choices."""
+
+    def __init__(self, answers=None, seed=0):
+        self.answers, self.rng, self.asked = answers, random.Random(seed), {}
+
+    def suggest_categorical(self, name, choices):
+        assert self.asked.setdefault(name, list(choices)) == list(choices)
+        if self.answers is None:
+            return self.rng.choice(list(choices))
+        assert self.answers[name] in choices
+        return self.answers[name]
+
+
+@pytest.mark.parametrize("nodes", [ONE_NODE, SQUARE, [[0, 1, 2], [3]]])
+@pytest.mark.parametrize("nbytes", [8, 4096, 1 << 20, 64 << 20])
+@pytest.mark.parametrize("collective", ["allreduce", "reduce_scatter", "allgather", "reduce", "broadcast"])
+def test_every_candidate_is_named_once_can_be_suggested_and_is_allowed(collective, nbytes, nodes):
+    whole = space(collective, nodes, nbytes)
+    candidates = whole.every()
+    assert len(set(candidates)) == len(candidates)
+    known = {algorithm.name: algorithm for algorithm in every(collective)}
+    for each in candidates:
+        trial = Trial(whole.distributions(each))
+        assert whole.suggest(trial) == each
+        assert set(trial.asked) == set(trial.answers)
+        assert known[each.algorithm].schedule(range(4), 1, nodes=nodes, **each.params).phases
+    suggested = {whole.suggest(Trial(seed=seed)) for seed in range(200)}
+    assert suggested <= set(candidates)
+
+
+def test_small_messages_are_not_cut_and_long_ones_are():
+    assert all(not each.items for each in space("allreduce", ONE_NODE, 8).every())
+    segments = {
+        each.params["segment_bytes"] for each in space("allreduce", ONE_NODE, 1 << 18).every()
+        if each.algorithm == "ring" and "segment_bytes" in each.params
+    }  # fmt: skip
+    assert segments == {1 << 14}  # a chunk has 64 KiB
+    slots = {
+        each.params["slots"] for each in space("allreduce", ONE_NODE, 3 << 16).every()
+        if each.algorithm == "ring" and each.items
+    }  # fmt: skip
+    assert slots == {2, 3}  # a chunk of 48 KiB makes three segments of 16 KiB
+
+
+def test_the_simplest_come_first_and_have_nothing_set():
+    simplest = space("allreduce", ONE_NODE, 1 << 20).simplest()
+    assert Candidate("ring") in simplest
+    assert len({each.algorithm for each in simplest}) == len(simplest)
+    assert candidate("ring", {"segment_bytes": None, "slots": 4}) == Candidate("ring")
+
+
+def test_hierarchies_are_tried_where_there_are_several_nodes():
+    def names(nodes):
+        return {branch.algorithm for branch in space("allreduce", nodes, 1 << 20).branches}
+
+    assert names(SQUARE) - names(ONE_NODE) == {"hierarchical"}
+    assert names([[0], [1], [2]]) == names(ONE_NODE)
+    inner = {each.params["inner"] for each in space("allreduce", SQUARE, 8).every() if each.algorithm == "hierarchical"}
+    assert {"ring", "recursive_doubling", "halving_doubling"} <= inner
+
+
+def test_only_and_deterministic_narrow_it():
+    assert [b.algorithm for b in space("allreduce", ONE_NODE, 8, only=["two_shot"]).branches] == ["two_shot"]
+    fixed = {branch.algorithm for branch in space("allreduce", ONE_NODE, 1 << 20, deterministic=True).branches}
+    assert fixed == {"one_shot", "two_shot"}
+    with pytest.raises(ValueError, match="allreduce has no algorithm called 'rign'; it has: ring"):
+        space("allreduce", ONE_NODE, 8, only=["rign"])
+    with pytest.raises(ValueError, match="no algorithm of reduce can serve 4 ranks in a fixed order"):
+        space("reduce", ONE_NODE, 8, deterministic=True)

@@ -1,0 +1,111 @@
+"""Sizes and durations as people write them: 64K, 1MiB, 8:16M, 60s."""
+
+import re
+from collections.abc import Iterable
+
+_POWERS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h)?", re.IGNORECASE)
+_SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+LARGEST = 1 << 40
+MANY = 200
+
+
+def parse_size(text: str) -> int:
+    """Bytes: 8, 64K, 1MiB, 1.5G; K, M, G and T count in powers of 1024. ValueError says how to write it."""
+    match = _SIZE.fullmatch(text.strip())
+    size = float(match[1]) * (1 << _POWERS[match[2].lower()]) if match else -1.0
+    if size != int(size) or not 0 <= size <= LARGEST:
+        raise ValueError(f"{text!r} is not a size; write whole bytes as in 8, 64K, 1MiB, 1G (at most 1T)")
+    return int(size)
+
+
+def parse_sizes(text: str) -> list[int]:
+    """Sizes from a list of sizes and ranges, ascending: `8:16M` doubles from 8 to 16 MiB, `8:16M:4` grows fourfold.
+
+    ValueError says what is wrong and how to write it.
+    """
+    sizes: set[int] = set()
+    for part in text.split(","):
+        ends = part.strip().split(":")
+        if len(ends) > 3 or not all(ends):
+            raise ValueError(f"{part!r} is not a size or a range; write 64K, 8:16M or 8:16M:4")
+        low, high = parse_size(ends[0]), parse_size(ends[min(1, len(ends) - 1)])
+        if low > high:
+            raise ValueError(f"{part!r} runs backwards; write the smaller size first, {ends[1]}:{ends[0]}")
+        factor = int(ends[2]) if len(ends) == 3 and ends[2].isdecimal() else 2
+        if len(ends) == 3 and (not ends[2].isdecimal() or factor < 2):
+            raise ValueError(f"{part!r}: a range's step is a whole factor of at least 2, as in 8:16M:4")
+        if low == 0 and high > 0:
+            raise ValueError(f"{part!r}: a range grows by factors, so it starts above 0; write 0,8:{ends[1]}")
+        while low < high:
+            sizes.add(low)
+            low *= factor
+        sizes.add(high)
+    if len(sizes) > MANY:
+        raise ValueError(f"{text!r} has {len(sizes)} sizes; at most {MANY}")
+    return sorted(sizes)
+
+
+def parse_duration(text: str) -> float:
+    """Seconds: 60, 90s, 2m, 1h, 500ms. ValueError says how to write it."""
+    match = _DURATION.fullmatch(text.strip())
+    seconds = float(match[1]) * _SECONDS[(match[2] or "").lower()] if match else 0.0
+    if not 0 < seconds <= 30 * 86400:
+        raise ValueError(f"{text!r} is not a duration; write 60s, 2m or 1h")
+    return seconds
+
+
+def parse_counts(text: str) -> list[int]:
+    """Whole numbers from a list of numbers and ranges: `1-17`, `2,4,8`, `1-4,8`."""
+    numbers: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
+        low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if low < 1 or low > high or high > 4096:
+            raise ValueError(f"{part!r} is not a number of ranks or a range; write 4, 2,4,8 or 1-17 (1 to 4096)")
+        numbers.update(range(low, high + 1))
+    return sorted(numbers)
+
+
+def parse_shapes(text: str) -> list[list[list[int]]]:
+    """Node shapes: `2x3` is 2 nodes of 3 ranks, `3+1` a node of 3 and one of 1. Each as the ranks of each node."""
+    shapes = []
+    for part in text.split(","):
+        name = part.strip()
+        if match := re.fullmatch(r"(\d+)x(\d+)", name):
+            sizes = [int(match[2])] * int(match[1])
+        else:
+            sizes = [int(size) for size in name.split("+")] if re.fullmatch(r"\d+(\+\d+)*", name) else []
+        if not sizes or not all(sizes) or sum(sizes) > 4096:
+            raise ValueError(
+                f"{part!r} is not a shape of nodes; write 2x3 (2 nodes of 3 ranks) or 3+1, up to 4096 ranks"
+            )
+        starts = [sum(sizes[:node]) for node in range(len(sizes))]
+        shapes.append([list(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)])
+    return shapes
+
+
+def shape_name(ranks_per_node: Iterable[int]) -> str:
+    """`2x3`, `3+1`."""
+    sizes = list(ranks_per_node)
+    return f"{len(sizes)}x{sizes[0]}" if len(set(sizes)) == 1 else "+".join(map(str, sizes))
+
+
+def size(nbytes: int | None) -> str:
+    """Short and exact: 64 KiB, 1 MiB, 5792 B; "inf" for no end."""
+    if nbytes is None:
+        return "inf"
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if nbytes and nbytes % (1 << power) == 0:
+            return f"{nbytes >> power} {unit}"
+    return f"{nbytes} B"
+
+
+def time(us: float | None) -> str:
+    """Three figures: 0.92 us, 14.1 us, 2.65 ms."""
+    if us is None:
+        return "-"
+    if us < 1000:
+        return f"{us:.3g} us" if us < 100 else f"{us:.0f} us"
+    return f"{us / 1e3:.3g} ms" if us < 1e6 else f"{us / 1e6:.3g} s"
