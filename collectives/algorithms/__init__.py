@@ -4,7 +4,9 @@ An algorithm in twenty lines: write a generator of rounds, and register it. What
 and run like all others. Another distribution's algorithms come in through its entry point in `treering.algorithms`.
 """
 
+import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 from collectives.algorithms import bruck, direct, double_tree, doubling, halving, hierarchical, ring, tree
 from collectives.algorithms.registry import SEGMENT_BYTES, SLOTS, Algorithm, Parameter, every, find, names, register
@@ -48,3 +50,13 @@ for algorithm in (
     Algorithm("broadcast", "scatter_allgather", tree.scatter_allgather, PIPELINE, whole),
 ):
     register(algorithm)
+
+
+class _Callable(ModuleType):
+    """`collectives.algorithms("allreduce")` gives the names that `algorithm=` takes."""
+
+    def __call__(self, collective: str = "allreduce") -> tuple[str, ...]:
+        return names(collective)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -10,7 +10,9 @@ their cuts lie pieces which have one owner on every node, and whose owners do th
 One rank leads: a node's first rank folds what its node has, and the first ranks do the allreduce.
 """
 
+from bisect import bisect
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 from collectives.algorithms import direct, doubling, halving, ring, tree
 from collectives.schedule import WHOLE, Group, Round, Span, mirror, together
@@ -49,7 +51,8 @@ def all_lead(g: Group, span: Span, nodes: Sequence[Sequence[int]], node: Group, 
     scatter = list(direct.scatter(node, span))
 
     def owners(piece: Span) -> Group:
-        place = {n: next(i for i, chunk in enumerate(share) if piece in chunk) for n, share in shares.items()}
+        """The rank of each node whose chunk the piece lies in."""
+        place = {n: bisect(share, piece.lo, key=attrgetter("lo")) - 1 for n, share in shares.items()}
         return Group((ranks[place[len(ranks)]] for ranks in nodes), g.me)
 
     yield from scatter
