@@ -1,0 +1,212 @@
+"""From a method's arguments to a call that is ready to run: memory looked at, algorithm chosen, program found."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from collectives import algorithms, buffers
+from collectives.buffers import View
+from collectives.diagnosis import NO_OP
+from collectives.dtypes import HALVES, ITEMSIZE, check
+from collectives.engine import Prepared
+from collectives.errors import UnsupportedError
+from collectives.plan import chunk_offsets
+from collectives.plans import Plans
+from collectives.selection import NATIVE, Choice
+from collectives.settings import Settings, folds_once
+from collectives.staging import Packed, Widened
+
+ORDERS, PRECISIONS = (None, "fixed"), (None, "fast", "accurate")
+PLANNED = ("allreduce", "reduce_scatter", "allgather", "broadcast", "reduce")
+
+__all__ = ["Calls", "Options", "Prepared"]
+
+
+@dataclass
+class Options:
+    """How a call is to be served. ValueError for an order or precision that does not exist."""
+
+    algorithm: str | None
+    order: str | None
+    precision: str | None
+    params: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        if self.order not in ORDERS:
+            raise ValueError(f"order={self.order!r}; it is None or 'fixed'")
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision={self.precision!r}; it is None, 'fast' or 'accurate'")
+
+    @classmethod
+    def of(cls, how: dict[str, Any]) -> "Options":
+        """From a method's keywords; what is no option is a parameter of the algorithm."""
+        named = (how.pop(name, None) for name in ("algorithm", "order", "precision"))
+        return cls(*named, how)
+
+
+class Calls:
+    """Prepares the calls of one communicator."""
+
+    def __init__(self, plans: Plans, settings: Settings):
+        self.plans, self.settings = plans, settings
+        self.rank, self.size = plans.rank, plans.topology.ranks
+        self._barrier: Prepared | None = None
+
+    def choose(self, collective: str, count: int, dtype: str, op: str, options: Options) -> Choice:
+        """Which algorithm serves, and why. ValueError for a collective that does not exist."""
+        if not algorithms.names(collective):
+            algorithms.find(collective, "")
+        nbytes, fixed = count * ITEMSIZE[dtype], options.order == "fixed"
+        chosen = self.settings.choose(
+            self.plans.topology, collective, nbytes, dtype, op, options.algorithm, options.params, fixed
+        )
+        if chosen.algorithm == NATIVE:
+            raise UnsupportedError(f"{collective} by the MPI library itself is asked for by native=True")
+        return chosen
+
+    def prepare(self, collective: str, x: Any, *args: Any, **how: Any) -> Prepared:
+        """The call of the method of this name."""
+        if collective not in PLANNED:
+            raise ValueError(f"{collective!r} cannot be planned; there are {', '.join(PLANNED)}")
+        names = {
+            "allreduce": ("out", "op"), "reduce_scatter": ("out", "op"), "allgather": ("out",),
+            "broadcast": ("root",), "reduce": ("root", "out", "op"),
+        }[collective]  # fmt: skip
+        defaults: dict[str, Any] = {"out": None, "op": "sum", "root": 0}
+        given = dict(zip(names, args, strict=False))
+        passed = [given.get(name, how.pop(name, defaults[name])) for name in names]
+        found: Prepared = getattr(self, collective)(x, *passed, Options.of(how))
+        return found
+
+    # ------------------------------------------------------------ one collective each
+    def allreduce(self, x: Any, out: Any, op: str, options: Options) -> Prepared:
+        source, target, result = self.pair(x, out, op)
+        choice = self.choose("allreduce", target.count, target.dtype, op, options)
+        if self._must_widen("allreduce", choice, target.dtype, options):
+            wide = Widened(source, target)
+            prepared = self._prepared("allreduce", wide.view, wide.view, target.count, op, 0, choice, result)
+            prepared.keep, prepared.finish = (wide, prepared.keep), wide.finish
+            return prepared
+        return self._prepared("allreduce", source, target, target.count, op, 0, choice, result)
+
+    def pair(self, x: Any, out: Any, op: str) -> tuple[View, View, Any]:
+        """Source and target of an allreduce, which are one where it is in place, and what it returns."""
+        target = buffers.view(x if out is None else out, "x" if out is None else "out", writes=True)
+        source = target if out is None else buffers.view(x)
+        check(source.dtype, op)
+        expect(target, source.count, source.dtype, "x")
+        if source.address != target.address:
+            apart(source, target)
+        return source, target, x if out is None else out
+
+    def coalesced(self, xs: Sequence[Any], op: str, options: Options) -> list[Prepared]:
+        """Several arrays, in place, packed into one message for each dtype."""
+        views = [buffers.view(x, f"x[{i}]", writes=True) for i, x in enumerate(xs)]
+        for each in views:
+            check(each.dtype, op)
+        calls = []
+        for dtype in dict.fromkeys(each.dtype for each in views):
+            packed = Packed([each for each in views if each.dtype == dtype])
+            choice = self.choose("allreduce", packed.view.count, dtype, op, options)
+            source, finish = packed.view, packed.finish
+            if self._must_widen("allreduce", choice, dtype, options):
+                wide = Widened(packed.view, packed.view)
+                source, finish = wide.view, lambda wide=wide, packed=packed: (wide.finish(), packed.finish())  # type: ignore[misc]
+            prepared = self._prepared("allreduce", source, source, source.count, op, 0, choice, xs)
+            prepared.keep, prepared.finish = (packed, views), finish
+            calls.append(prepared)
+        return calls
+
+    def reduce_scatter(self, x: Any, out: Any, op: str, options: Options) -> Prepared:
+        source = buffers.view(x)
+        check(source.dtype, op)
+        mine = self._chunk(source.count)
+        if out is None:
+            out = buffers.like(x, source, len(mine))
+        target = buffers.view(out, "out", writes=True)
+        expect(target, len(mine), source.dtype, f"rank {self.rank}'s chunk of {source.count} elements")
+        apart(source, target)
+        choice = self.choose("reduce_scatter", source.count, source.dtype, op, options)
+        self._refuse_widening("reduce_scatter", choice, source.dtype, options)
+        return self._prepared("reduce_scatter", source, target, source.count, op, 0, choice, out)
+
+    def allgather(self, x: Any, out: Any, options: Options) -> Prepared:
+        source = buffers.view(x)
+        if out is None:
+            out = buffers.like(x, source, self.size * source.count)
+        target = buffers.view(out, "out", writes=True)
+        mine = self._chunk(target.count)
+        expect(source, len(mine), target.dtype, f"rank {self.rank}'s chunk of {target.count} elements", "x")
+        if source.address != target.address + mine.start * target.itemsize:
+            apart(source, target)
+        choice = self.choose("allgather", target.count, target.dtype, NO_OP, options)
+        return self._prepared("allgather", source, target, target.count, NO_OP, 0, choice, out)
+
+    def broadcast(self, x: Any, root: int, options: Options) -> Prepared:
+        self._check_root(root)
+        view = buffers.view(x, writes=self.rank != root)
+        choice = self.choose("broadcast", view.count, view.dtype, NO_OP, options)
+        return self._prepared("broadcast", view, view, view.count, NO_OP, root, choice, x)
+
+    def reduce(self, x: Any, root: int, out: Any, op: str, options: Options) -> Prepared:
+        self._check_root(root)
+        mine = self.rank == root
+        source = buffers.view(x, writes=mine and out is None)
+        check(source.dtype, op)
+        target, result = source, x
+        if mine and out is not None:
+            target, result = buffers.view(out, "out", writes=True), out
+            expect(target, source.count, source.dtype, "x")
+            if target.address != source.address:
+                apart(source, target)
+        choice = self.choose("reduce", source.count, source.dtype, op, options)
+        self._refuse_widening("reduce", choice, source.dtype, options)
+        return self._prepared("reduce", source, target, source.count, op, root, choice, result)
+
+    def barrier(self) -> Prepared:
+        if self._barrier is None:
+            byte = bytearray(1)
+            address = buffers.view(byte).address
+            self._barrier = Prepared(self.plans.barrier(), address, address, None, byte)
+        return self._barrier
+
+    # ------------------------------------------------------------ parts of them
+    def _prepared(
+        self, collective: str, source: View, target: View, count: int, op: str, root: int, choice: Choice, result: Any
+    ) -> Prepared:
+        call = self.plans.call(collective, target.dtype, count, op, root, choice.algorithm, choice.params)
+        finish = target.restore if target.original is not None else None
+        if collective == "reduce" and source.address == target.address and not self.plans.in_place(call):
+            source = Packed([source]).view
+        return Prepared(
+            self.plans.program(call), source.address, target.address, result, (source, target), finish, choice
+        )
+
+    def _must_widen(self, collective: str, choice: Choice, dtype: str, options: Options) -> bool:
+        """Whether accuracy needs float32 on the wire: where an algorithm rounds more than once."""
+        return options.precision == "accurate" and dtype in HALVES and not folds_once(collective, choice.algorithm)
+
+    def _refuse_widening(self, collective: str, choice: Choice, dtype: str, options: Options) -> None:
+        if self._must_widen(collective, choice, dtype, options):
+            serves = "allreduce is accurate, and so is reduce_scatter with algorithm='direct'"
+            raise UnsupportedError(f"{collective} {choice.algorithm} rounds {dtype} more than once; {serves}")
+
+    def _chunk(self, count: int) -> range:
+        offsets = chunk_offsets(count, self.size)
+        return range(offsets[self.rank], offsets[self.rank + 1])
+
+    def _check_root(self, root: int) -> None:
+        if not isinstance(root, int) or not 0 <= root < self.size:
+            raise ValueError(f"root {root!r} is not one of {self.size} ranks, 0 to {self.size - 1}")
+
+
+def expect(found: View, count: int, dtype: str, of: str, name: str = "out") -> None:
+    if found.dtype != dtype:
+        raise TypeError(f"{name} has dtype {found.dtype}, and {of} has {dtype}; pass the same dtype")
+    if found.count != count:
+        raise ValueError(f"{name} has {found.count} elements, and {of} has {count}; pass as many")
+
+
+def apart(source: View, target: View) -> None:
+    if source.overlaps(target):
+        raise ValueError("out overlaps x; pass memory of its own")

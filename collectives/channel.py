@@ -1,0 +1,136 @@
+"""One communicator's calls: their order, the peers' lives, and what becomes of them when one fails."""
+
+import os
+import select
+import time
+from array import array
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from collectives import diagnosis
+from collectives.errors import CollectiveError, CommunicatorBroken, PeerLost
+from collectives.launch import Group
+from collectives.native import layout as st
+from collectives.native.endpoint import Endpoint
+from collectives.native.program import Program
+from collectives.topology import discover
+
+if TYPE_CHECKING:
+    from collectives.engine import Work
+
+WATCH_SECONDS = 0.05  # between two looks at the peers' processes
+GRACE_SECONDS = 0.5  # a peer that has ended may have left what we wait for behind
+HOSTS_SECONDS = 0.2  # after which a call that waits asks the other nodes what they are calling
+
+
+class Channel:
+    """The calls of one communicator, first to last, and whether it still can be used."""
+
+    def __init__(self, group: Group):
+        self.comm, self.node = group.comm, group.node
+        self.endpoint = Endpoint(group.comm, group.node)
+        self.topology = discover(group.comm, group.node, self.endpoint.lanes > 0)
+        self.ranks_of_node = self.topology.nodes[self.topology.node_of(group.comm.rank)]
+        leaders = tuple(node[0] for node in self.topology.nodes)
+        self.pending: deque[Work] = deque()
+        self.broken: CollectiveError | None = None
+        self.pinned: list[Any] = []  # buffers in which a late message may still land
+        self.hosts = diagnosis.Hosts(group.control, group.comm.rank, leaders) if len(leaders) > 1 else None
+        self._peers = watch_processes(group.node, self.ranks_of_node) if group.node.size > 1 else {}
+        self._poll = select.poll()
+        for fd in self._peers:
+            self._poll.register(fd, select.POLLIN)
+        self._looked, self._lost_since = 0.0, 0.0
+        self._dead: list[int] = []
+
+    def watch(self, work: "Work") -> None:
+        """While a call waits: is everyone it may wait for alive, and calling the same?"""
+        now = time.monotonic()
+        if work.ended or now - self._looked < WATCH_SECONDS:
+            return
+        self._looked = now
+        dead = sorted(self._peers[fd] for fd, _ in self._poll.poll(0)) if self._peers else []
+        if dead:
+            self._lost_since = self._lost_since or now
+            if now - self._lost_since > GRACE_SECONDS:
+                self.fail_head(st.PEER_LOST, dead)
+        if self.hosts is not None and now - work.began > HOSTS_SECONDS and self.pending:
+            head = self.pending[0].program
+            if self.hosts.disagree(list(head.state[st.SEQ : st.FINGERPRINT_3 + 1]), self.status):
+                self.fail_head(st.MISMATCH)
+            elif self.hosts.stopped is not None:
+                self.fail_head(st.STOPPED)
+
+    @property
+    def status(self) -> int:
+        """What this rank tells others: 0, or why it has stopped."""
+        return int(self.endpoint.news(self.node.rank)[st.BOARD_STATUS]) if self.endpoint.has_board else 0
+
+    def fail_head(self, code: int, dead: list[int] | None = None) -> None:
+        """Let the call under way fail."""
+        from collectives.engine import ENGINE
+
+        with ENGINE.lock:
+            if self.pending and self.pending[0].program.running:
+                state = self.pending[0].program.state
+                state[st.STATUS], state[st.ERROR_CODE] = st.BROKEN, code
+                self._dead = dead or []
+                ENGINE._end(self)
+
+    def fail(self, work: "Work") -> CollectiveError:
+        """The error of the call that has just ended badly; nothing can be called after it."""
+        state = work.program.state
+        code = int(state[st.ERROR_CODE])
+        if code == st.PEER_LOST:
+            gone = ", ".join(f"rank {rank}" for rank in self._dead)
+            error: CollectiveError = PeerLost(f"{self.describe(work.program)}: {gone} has ended; see its own output")
+        else:
+            self.tell(code)
+            error = diagnosis.explain(self, work.program, code, time.monotonic() - work.began)
+        self.pinned.append((work.keep, work.program, [later.keep for later in self.pending]))
+        self.break_(code, error)
+        return error
+
+    def tell(self, code: int) -> None:
+        """Write on the board, and to the other nodes, that this rank has stopped."""
+        if self.endpoint.has_board:
+            news = self.endpoint.news(self.node.rank)
+            news[st.BOARD_STATUS] = news[st.BOARD_STATUS] or code
+
+    def break_(self, code: int, error: CollectiveError) -> None:
+        self.tell(code)
+        if self.broken is None:
+            self.broken = error
+        if self.hosts is not None:
+            head = self.pending[0].program if self.pending else None
+            words = list(head.state[st.SEQ : st.FINGERPRINT_3 + 1]) if head else [0] * 5
+            self.hosts.tell(words, code)
+
+    def broken_now(self) -> CommunicatorBroken:
+        error = CommunicatorBroken(f"this communicator failed before, and runs nothing more: {self.broken}")
+        error.__cause__ = self.broken
+        return error
+
+    def describe(self, program: Program) -> str:
+        return diagnosis.describe(self.comm.rank, program)
+
+    def close(self) -> None:
+        for fd in self._peers:
+            os.close(fd)
+        self._peers = {}
+
+
+def watch_processes(node: Any, ranks: tuple[int, ...]) -> dict[int, int]:
+    """A descriptor of each other process of the node that becomes readable when it ends: {descriptor: rank}."""
+    from mpi4py import MPI
+
+    mine, pids = array("q", [os.getpid()]), array("q", [0] * node.size)
+    node.Allgather([mine, MPI.INT64_T], [pids, MPI.INT64_T])
+    found = {}
+    for i, pid in enumerate(pids):
+        if i != node.rank:
+            try:
+                found[os.pidfd_open(pid)] = ranks[i]
+            except (OSError, AttributeError):  # another process namespace, or an old kernel: deadlines remain
+                continue
+    return found

@@ -1,0 +1,314 @@
+"""The communicator: collectives on the memory of the caller, by the algorithm that serves best."""
+
+import os
+import sys
+from types import TracebackType
+from typing import Any
+
+from collectives import exits
+from collectives.calls import Calls, Options, Prepared
+from collectives.channel import Channel
+from collectives.dtypes import DTYPES, ITEMSIZE
+from collectives.engine import ENGINE, Work
+from collectives.errors import CommunicatorBroken, UnsupportedError
+from collectives.launch import connect
+from collectives.native.library import library
+from collectives.native.program import Program
+from collectives.plan import chunk_offsets
+from collectives.plans import Plans
+from collectives.selection import Choice, Table
+from collectives.settings import Settings, agree
+from collectives.topology import Topology
+
+
+def chunk(count: int, size: int, rank: int) -> slice:
+    """The elements of `count` that are rank's chunk among `size` ranks, as torch.tensor_split cuts them."""
+    if size < 1 or not 0 <= rank < size:
+        raise ValueError(f"rank {rank} is not one of {size} ranks, 0 to {size - 1}")
+    offsets = chunk_offsets(count, size)
+    return slice(offsets[rank], offsets[rank + 1])
+
+
+class Persistent:
+    """A call with everything settled that can be. `plan()` runs it on the memory it was made for; `choice` says how."""
+
+    __slots__ = ("_call", "_channel", "_program", "_source", "_target", "choice", "keep", "result")
+
+    def __init__(self, channel: Channel, prepared: Prepared):
+        self._call, self._channel, self._program = ENGINE.call, channel, prepared.program
+        self._source, self._target, self.result = prepared.source, prepared.target, prepared.result
+        self.keep, self.choice = prepared.keep, prepared.choice
+
+    def __call__(self) -> Any:
+        self._call(self._channel, self._program, self._source, self._target, self.keep)
+        return self.result
+
+
+class Several:
+    """Works that belong together, as one."""
+
+    def __init__(self, works: list[Work], result: Any):
+        self.works, self.result = works, result
+
+    def done(self) -> bool:
+        return all([work.done() for work in self.works])
+
+    def wait(self, timeout: float | None = None) -> Any:
+        for work in self.works:
+            work.wait(timeout)
+        return self.result
+
+
+class Communicator:
+    """A group of ranks that make the same calls in the same order.
+
+    mpi_comm: an mpi4py communicator (default: COMM_WORLD), which is duplicated. table: path of a tuning table (default:
+    TREERING_TABLE). timeout: seconds until a call that is not done raises CollectiveTimeout (default: TREERING_TIMEOUT,
+    or 1800). algorithm: what serves where a call names none, as `ring`, or for several collectives
+    `allreduce=ring:segment_bytes=65536;broadcast=binomial_tree` (default: TREERING_ALGORITHM).
+
+    Making and closing one is collective. LaunchError where the ranks were not started as one job, TableError where the
+    table cannot be used, MismatchError where ranks have other settings.
+    """
+
+    def __init__(
+        self,
+        mpi_comm: Any = None,
+        table: str | os.PathLike[str] | Table | None = None,
+        timeout: float | None = None,
+        algorithm: str | None = None,
+    ):
+        self._open(mpi_comm, Settings.read(table, timeout, algorithm))
+        self._settings.announce(self)
+
+    def _open(self, mpi_comm: Any, settings: Settings) -> None:
+        self._group = connect(mpi_comm)
+        self._settings = settings
+        self.rank: int = self._group.comm.rank
+        self.size: int = self._group.comm.size
+        agree(self._group.comm, settings)
+        library()
+        self._channel = Channel(self._group)
+        self.topology: Topology = self._channel.topology
+        self._plans = Plans(self._channel, settings.timeout)
+        self._calls = Calls(self._plans, settings)
+        self._quick: dict[tuple[Any, int, str], tuple[Program, Choice]] = {}
+        self._kept = 0
+        self._last: Choice | None = None
+        self._closed = False
+        exits.watch(self._channel)
+
+    # ------------------------------------------------------------ collectives
+    def allreduce(
+        self,
+        x: Any,
+        out: Any = None,
+        op: str = "sum",
+        *,
+        algorithm: str | None = None,
+        order: str | None = None,
+        precision: str | None = None,
+        native: bool = False,
+        blocking: bool = True,
+        timeout: float | None = None,
+        **params: Any,
+    ) -> Any:
+        """Reduce x over all ranks, element by element, on every rank; returns x, or out.
+
+        x: a torch CPU tensor of any shape, array.array, memoryview, or anything with the buffer protocol or DLPack; a
+        list of them is reduced together. out: where to write (default: into x). op: sum avg prod min max and or xor.
+        algorithm: by name, with its parameters as keywords (see collectives.algorithms). order="fixed": ranks are
+        folded in order, so that bits do not depend on size or algorithm. precision="accurate": float16 and bfloat16
+        are accumulated in float32 and rounded once. native: by the MPI library's own collective, which keeps no
+        promise of ours. blocking=False: returns a Work. timeout: seconds.
+
+        TypeError for a dtype without the op, BufferError for read-only memory, ValueError for overlapping memory or
+        unknown names; MismatchError, CollectiveTimeout, PeerLost when it runs.
+        """
+        plain = out is None and algorithm is None and order is None and precision is None
+        plain = plain and blocking and timeout is None and not native and not params
+        torch = sys.modules.get("torch") if plain else None
+        if torch is not None and isinstance(x, torch.Tensor):
+            quick = self._quick.get((x.dtype, x.numel(), op))
+            if quick is not None and x.is_cpu and x.is_contiguous():
+                program, self._last = quick
+                address = x.data_ptr()
+                ENGINE.call(self._channel, program, address, address, x)
+                return x
+        self._check_open()
+        if native:
+            return self._native(x, out, op, blocking)
+        options = Options(algorithm, order, precision, params)
+        if isinstance(x, list | tuple):
+            if out is not None:
+                raise ValueError("a list is reduced in place; out= is for single arrays")
+            works = [self._submit(prepared, timeout) for prepared in self._calls.coalesced(x, op, options)]
+            return Several(works, x).wait() if blocking else Several(works, x)
+        prepared = self._calls.allreduce(x, out, op, options)
+        if torch is not None and isinstance(x, torch.Tensor) and prepared.finish is None:
+            self._remember((x.dtype, x.numel(), op), prepared)
+        return self._go(prepared, blocking, timeout)
+
+    def reduce_scatter(
+        self, x: Any, out: Any = None, op: str = "sum", *, blocking: bool = True, timeout: float | None = None, **how: Any
+    ) -> Any:
+        """Reduce x over all ranks, and keep my chunk of the result: returns out, or a new one-dimensional array.
+
+        x: n elements, untouched. out: as many elements as collectives.chunk(n, size, rank). Other keywords, and errors,
+        as in allreduce.
+        """
+        self._check_open()
+        return self._go(self._calls.reduce_scatter(x, out, op, Options.of(how)), blocking, timeout)
+
+    def allgather(
+        self, x: Any, out: Any = None, *, blocking: bool = True, timeout: float | None = None, **how: Any
+    ) -> Any:
+        """Gather every rank's chunk x into out, in rank order, on every rank; returns out.
+
+        out: n elements, of which x is collectives.chunk(n, size, rank); by default a new array of size times x's
+        elements. Other keywords, and errors, as in allreduce.
+        """
+        self._check_open()
+        return self._go(self._calls.allgather(x, out, Options.of(how)), blocking, timeout)
+
+    def broadcast(
+        self, x: Any, root: int = 0, *, blocking: bool = True, timeout: float | None = None, **how: Any
+    ) -> Any:
+        """Copy root's x to every rank's x; returns x. Other keywords, and errors, as in allreduce."""
+        self._check_open()
+        return self._go(self._calls.broadcast(x, root, Options.of(how)), blocking, timeout)
+
+    def reduce(
+        self,
+        x: Any,
+        root: int = 0,
+        out: Any = None,
+        op: str = "sum",
+        *,
+        blocking: bool = True,
+        timeout: float | None = None,
+        **how: Any,
+    ) -> Any:
+        """Reduce x over all ranks into root's out (default: its x); other ranks' memory is untouched.
+
+        Returns the result on root, x elsewhere. Other keywords, and errors, as in allreduce.
+        """
+        self._check_open()
+        return self._go(self._calls.reduce(x, root, out, op, Options.of(how)), blocking, timeout)
+
+    def barrier(self, *, blocking: bool = True, timeout: float | None = None) -> Any:
+        """Wait until every rank has come here. blocking=False: returns a Work."""
+        self._check_open()
+        return self._go(self._calls.barrier(), blocking, timeout)
+
+    def plan(self, collective: str, x: Any, *args: Any, **how: Any) -> Persistent:
+        """A call to be made often on the same memory: `plan()` runs it and returns what the method would.
+
+        Arguments are those of the method called `collective`. ValueError for another one, UnsupportedError for memory
+        that is not contiguous, lists and halves widened for accuracy: the methods serve those.
+        """
+        self._check_open()
+        prepared = self._calls.prepare(collective, x, *args, **how)
+        if prepared.finish is not None:
+            raise UnsupportedError(
+                f"a plan works on contiguous memory as it is, so this {collective} needs the method comm.{collective}"
+            )
+        return Persistent(self._channel, prepared)
+
+    # ------------------------------------------------------------ choosing
+    def explain(
+        self,
+        collective: str = "allreduce",
+        nbytes: int = 0,
+        dtype: str = "float32",
+        op: str = "sum",
+        *,
+        order: str | None = None,
+        precision: str | None = None,
+    ) -> Choice:
+        """Which algorithm would run, and why. nbytes: of the whole message."""
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype {dtype!r} does not exist; there are {', '.join(DTYPES)}")
+        if nbytes < 0:
+            raise ValueError(f"nbytes is {nbytes}; a message has 0 bytes or more")
+        return self._calls.choose(collective, nbytes // ITEMSIZE[dtype], dtype, op, Options(None, order, precision, {}))
+
+    # ------------------------------------------------------------ running
+    def _go(self, prepared: Prepared, blocking: bool, timeout: float | None) -> Any:
+        self._last = prepared.choice
+        if not blocking:
+            return self._submit(prepared, timeout)
+        if timeout is not None:
+            return self._submit(prepared, timeout).wait()
+        ENGINE.call(self._channel, prepared.program, prepared.source, prepared.target, prepared.keep)
+        if prepared.finish is not None:
+            prepared.finish()
+        return prepared.result
+
+    def _submit(self, prepared: Prepared, timeout: float | None) -> Work:
+        self._last = prepared.choice
+        return ENGINE.submit(Work(self._channel, prepared, self._settings.timeout if timeout is None else timeout))
+
+    def _remember(self, key: tuple[Any, int, str], prepared: Prepared) -> None:
+        """So that the same call on a tensor of the same kind finds its program at once."""
+        if self._kept != self._plans.forgotten:
+            self._quick.clear()
+            self._kept = self._plans.forgotten
+        self._quick[key] = prepared.program, prepared.choice
+
+    def _native(self, x: Any, out: Any, op: str, blocking: bool) -> Any:
+        from collectives.mpi_native import allreduce
+
+        if not blocking:
+            raise UnsupportedError("native=True blocks; treering's own algorithms serve blocking=False")
+        source, target, result = self._calls.pair(x, out, op)
+        allreduce(self._group.comm, source, target, op)
+        target.restore()
+        return result
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise CommunicatorBroken("this communicator is closed; make another one")
+
+    # ------------------------------------------------------------ life
+    def split(self, color: int | None, key: int = 0) -> "Communicator | None":
+        """A communicator of the ranks with my color, ordered by key and rank; None for color None. Collective."""
+        from mpi4py import MPI
+
+        self._check_open()
+        part = self._group.comm.Split(MPI.UNDEFINED if color is None else color, key)
+        if part == MPI.COMM_NULL:
+            return None
+        made = Communicator.__new__(Communicator)
+        made._open(part, self._settings)
+        part.Free()
+        return made
+
+    def abort(self, why: str) -> None:
+        """End all ranks of the job at once, not zero, saying why."""
+        exits.abort(self._group.comm, f"rank {self.rank} aborts: {why}")
+
+    def close(self) -> None:
+        """Free what the communicator holds. Collective; calls that are under way are waited for."""
+        if self._closed:
+            return
+        self._closed = True
+        exits.forget(self._channel)
+        self._quick.clear()
+        if self._channel.broken is None:
+            while self._channel.pending:
+                ENGINE.wait(self._channel.pending[-1])
+            self._group.free()
+        self._channel.close()
+
+    def __enter__(self) -> "Communicator":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"Communicator(rank={self.rank}, size={self.size}, nodes={self.topology.shape})"

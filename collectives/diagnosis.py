@@ -1,0 +1,192 @@
+"""From the words of a failed call to an error that says what, where and the mend."""
+
+import time
+from array import array
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from collectives import layout as at
+from collectives.algorithms import names
+from collectives.contract import COLLECTIVES
+from collectives.dtypes import DTYPES, OPS
+from collectives.errors import CollectiveError, CollectiveTimeout, MismatchError
+from collectives.native import layout as st
+from collectives.native.program import Program
+
+if TYPE_CHECKING:
+    from collectives.channel import Channel
+
+BARRIER = "barrier"
+CALLS = (*COLLECTIVES, BARRIER)
+NO_OP = "none"
+OPERATIONS = (NO_OP, *OPS)
+PATIENCE_SECONDS = 0.3  # for others of the node to publish what they call
+KINDS = {at.SEND: "a send to", at.RECV: "a receive from", at.FUSED: "a kernel with"}
+STATUS = {
+    st.TIMEOUT: "passed its deadline", st.MPI_FAILED: "had an error of the MPI library", st.MISMATCH: "disagreed",
+    st.PEER_LOST: "lost a peer", st.INTERRUPTED: "was interrupted", st.ABORTED: "aborted", st.STOPPED: "was stopped",
+}  # fmt: skip
+
+
+def fingerprint(collective: str, dtype: str, op: str, root: int, count: int, algorithm: str, params: object) -> list[int]:
+    """What ranks must agree on, as the board's words; `fields` reads them back."""
+    known = ("", *names(collective)) if collective in COLLECTIVES else ("",)
+    index = known.index(algorithm) if algorithm in known else 0
+    settled = hash_of(f"{algorithm} {sorted(params.items()) if isinstance(params, dict) else params}")
+    kind = CALLS.index(collective) | DTYPES.index(dtype) << 8 | OPERATIONS.index(op) << 16 | root << 32
+    return [kind, count, index | settled << 8, 0]
+
+
+@cache
+def hash_of(text: str) -> int:
+    """48 bits, equal in all processes."""
+    from hashlib import blake2b
+
+    return int.from_bytes(blake2b(text.encode(), digest_size=6).digest(), "little")
+
+
+def fields(words: list[int]) -> dict[str, object]:
+    """The board's words as what a person passed, in the order in which a difference matters."""
+    kind, count, choice, site = words
+    collective = CALLS[kind & 0xFF]
+    known = ("", *names(collective)) if collective in COLLECTIVES else ("",)
+    return {
+        "collective": collective,
+        "dtype": DTYPES[kind >> 8 & 0xFF],
+        "op": OPERATIONS[kind >> 16 & 0xFF],
+        "root": kind >> 32,
+        "count": count,
+        "algorithm": known[choice & 0xFF] or hex(choice >> 8),
+        "parameters": hex(choice >> 8),
+        "call site": hex(site),
+    }
+
+
+def describe(rank: int, program: Program) -> str:
+    """The call of a program, for an error's beginning."""
+    state = program.state
+    what = fields([int(w) for w in state[st.FINGERPRINT_0 : st.FINGERPRINT_3 + 1]])
+    op = f" {what['op']}" if what["op"] != "none" else ""
+    return (
+        f"rank {rank}: {what['collective']}{op} of {what['count']} {what['dtype']} by {what['algorithm']} "
+        f"(call {state[st.SEQ]})"
+    )
+
+
+def where(program: Program) -> str:
+    """Where the program stands: phase, lane, round, step and peer."""
+    state = program.state
+    if state[st.GATED]:
+        return "before its start: this rank is far ahead of another one of its node"
+    if state[st.ERROR_LANE] < 0:
+        return f"in phase {state[st.PHASE]}, with no message outstanding"
+    return (
+        f"in phase {state[st.PHASE]}, lane {state[st.ERROR_LANE]}, segment {state[st.ERROR_SEGMENT]}, "
+        f"round {state[st.ERROR_ROUND]}, step {state[st.ERROR_STEP]}, at "
+        f"{KINDS.get(state[st.ERROR_KIND], 'a step with')} rank {state[st.ERROR_PEER]}"
+    )
+
+
+def explain(channel: "Channel", program: Program, code: int, seconds: float) -> CollectiveError:
+    """Why the program failed. Ranks that disagree explain everything else, so they are looked for first."""
+    call = describe(channel.comm.rank, program)
+    mismatch = find_mismatch(channel, program, call)
+    if mismatch is not None:
+        return mismatch
+    if code == st.MPI_FAILED:
+        from mpi4py import MPI
+
+        said = MPI.Get_error_string(int(program.state[st.ERROR_DETAIL]))
+        return CollectiveError(f"{call}: the MPI library says {said!r} {where(program)}")
+    if code == st.STOPPED:
+        stopped = [f"rank {rank} {STATUS[status]}" for rank, status in stopped_ranks(channel)]
+        return CollectiveError(f"{call}: {', '.join(stopped) or 'another rank has stopped'}; stopped {where(program)}")
+    waits = waiting_ranks(channel)
+    return CollectiveTimeout(
+        f"{call}: not done after {seconds:.1f} s, {where(program)}"
+        f"{'; on this node ' + waits if waits else ''}. A rank is late, or does not make this call; "
+        "timeout= or TREERING_TIMEOUT sets another deadline"
+    )
+
+
+def find_mismatch(channel: "Channel", program: Program, call: str) -> MismatchError | None:
+    """Compare with what the others of the node have published, or other nodes have sent, for this call."""
+    seq, mine = int(program.state[st.SEQ]), [int(w) for w in program.state[st.FINGERPRINT_0 : st.FINGERPRINT_3 + 1]]
+    if channel.hosts is not None and channel.hosts.other is not None:
+        rank, words = channel.hosts.other
+        return first_difference([channel.comm.rank, rank], [mine, words], call)
+    if not channel.endpoint.has_board:
+        return None
+    until = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        published = [channel.endpoint.entry(i, seq) for i in range(channel.endpoint.node.size)]
+        if all(published) or time.monotonic() > until:
+            break
+        time.sleep(0.002)
+    there = [(channel.ranks_of_node[i], words) for i, words in enumerate(published) if words]
+    return first_difference([rank for rank, _ in there], [words for _, words in there], call)
+
+
+def first_difference(ranks: list[int], published: list[list[int]], call: str) -> MismatchError | None:
+    passed = [fields(words) for words in published]
+    for field in passed[0] if passed else ():
+        values = [str(each[field]) for each in passed]
+        if len(set(values)) > 1:
+            return MismatchError(field, ranks, values, call)
+    return None
+
+
+def stopped_ranks(channel: "Channel") -> list[tuple[int, int]]:
+    told = [channel.hosts.stopped] if channel.hosts is not None and channel.hosts.stopped is not None else []
+    if not channel.endpoint.has_board:
+        return told
+    news = ((rank, int(channel.endpoint.news(i)[st.BOARD_STATUS])) for i, rank in enumerate(channel.ranks_of_node))
+    return told + [(rank, status) for rank, status in news if status and rank != channel.comm.rank]
+
+
+def waiting_ranks(channel: "Channel") -> str:
+    """Who has made which call, so that the one that is late is seen."""
+    if not channel.endpoint.has_board:
+        return ""
+    seen = [(rank, channel.endpoint.news(i)[st.PUBLISHED]) for i, rank in enumerate(channel.ranks_of_node)]
+    return ", ".join(f"rank {rank} has made {calls} calls" for rank, calls in seen)
+
+
+class Hosts:
+    """What the first ranks of other nodes are calling: asked only when a call waits long, by messages of its own."""
+
+    WORDS = 7  # rank, status, then sequence number and fingerprint
+
+    def __init__(self, control: Any, rank: int, leaders: tuple[int, ...]):
+        self.control, self.rank, self.leaders = control, rank, leaders
+        self.other: tuple[int, list[int]] | None = None  # who called something else, and what
+        self.stopped: tuple[int, int] | None = None  # who has given up, and why
+        self._told: list[int] = []
+        self._requests: list[Any] = []
+
+    def tell(self, words: list[int], status: int) -> None:
+        """Send what this node calls to the first rank of each other one, once."""
+        from mpi4py import MPI
+
+        note = [self.rank, status, *words]
+        if self.rank not in self.leaders or note == self._told:
+            return
+        self._told = note
+        for peer in self.leaders:
+            if peer != self.rank:
+                message = array("q", note)
+                self._requests.append((self.control.Isend([message, MPI.INT64_T], dest=peer), message))
+
+    def disagree(self, words: list[int], status: int) -> bool:
+        """Tell, and read what others have told: True if one calls something else, or has stopped."""
+        from mpi4py import MPI
+
+        self.tell(words, status)
+        while self.rank in self.leaders and self.control.Iprobe():
+            message = array("q", [0] * self.WORDS)
+            self.control.Recv([message, MPI.INT64_T])
+            if message[2] == words[0] and list(message[3:]) != words[1:]:
+                self.other = message[0], list(message[3:])
+            elif message[1]:
+                self.stopped = message[0], message[1]
+        return self.other is not None

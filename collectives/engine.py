@@ -1,0 +1,180 @@
+"""The progress engine: one a process. It advances the first unfinished call of every communicator.
+
+Calls on one communicator run in the order in which they were made, one at a time, as ranks must agree on it anyway;
+calls on different communicators advance side by side. Compiled code runs for about 2 ms at a time, without the
+interpreter's lock; in between, Python sees interrupts, deadlines, and processes that have died.
+"""
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from collectives.channel import Channel
+from collectives.errors import CollectiveTimeout, CommunicatorBroken
+from collectives.native import layout as st
+from collectives.native.library import ADVANCE_NS, library
+from collectives.native.program import Program
+
+
+@dataclass
+class Prepared:
+    """A call with its program and addresses, ready to run."""
+
+    program: Program
+    source: int
+    target: int
+    result: Any = None  # what the caller gets
+    keep: Any = None  # what must live until it has run
+    finish: Callable[[], None] | None = None  # what remains to be done then
+    choice: Any = None
+
+
+class Work:
+    """A call under way. `done` asks, `wait` waits and returns the call's result."""
+
+    def __init__(self, channel: Channel, prepared: Prepared, timeout: float | None = None):
+        self.channel, self.program, self.result = channel, prepared.program, prepared.result
+        self.source, self.target = prepared.source, prepared.target
+        self.keep, self.finish, self.timeout = prepared.keep, prepared.finish, timeout
+        self.began = time.monotonic()
+        self.ended, self.error = False, None  # type: bool, BaseException | None
+
+    def done(self) -> bool:
+        """Whether the call has finished; advances it a little. Raises what made it fail."""
+        if not self.ended:
+            ENGINE.turn(0)
+            self.channel.watch(self)
+        return self._outcome()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """The result, when the call has finished. Raises what made it fail.
+
+        CollectiveTimeout if `timeout` seconds pass first; unlike the call's own deadline, that breaks nothing.
+        """
+        ENGINE.wait(self, timeout)
+        self._outcome()
+        return self.result
+
+    def start(self) -> None:
+        if self.timeout is not None:
+            self.program.set_timeout(self.timeout)
+        self.program.start(self.source, self.target)
+
+    def _outcome(self) -> bool:
+        if self.error is not None:
+            raise self.error
+        if self.ended and self.finish is not None:
+            finish, self.finish = self.finish, None
+            finish()
+        if self.ended:
+            self.keep = None
+        return self.ended
+
+
+class Engine:
+    """All channels with unfinished calls, and one lock around what they share."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.busy: list[Channel] = []
+        self._addresses = (ctypes.c_int64 * 64)()
+        self._addresses_at = ctypes.addressof(self._addresses)
+
+    def call(self, channel: Channel, program: Program, source: int, target: int, keep: Any = None) -> None:
+        """Run to the end. Nothing but compiled code between start and end, where it is quick and nothing else runs."""
+        with self.lock:
+            if channel.broken is not None:
+                raise channel.broken_now()
+            if not self.busy:
+                status = program.run(source, target)
+                if status == st.DONE:
+                    return
+                work = Work(channel, Prepared(program, source, target, None, keep))
+                channel.pending.append(work)
+                self.busy.append(channel)
+                if status == st.ERROR:
+                    self._end(channel)
+            else:
+                work = self._submit(Work(channel, Prepared(program, source, target, None, keep)))
+        self.wait(work)
+        if work.error is not None:
+            raise work.error
+
+    def submit(self, work: Work) -> Work:
+        """Put a call behind its communicator's others."""
+        with self.lock:
+            if work.channel.broken is not None:
+                raise work.channel.broken_now()
+            return self._submit(work)
+
+    def _submit(self, work: Work) -> Work:
+        work.channel.pending.append(work)
+        if len(work.channel.pending) == 1:
+            self.busy.append(work.channel)
+            work.start()
+        return work
+
+    def turn(self, budget_ns: int = ADVANCE_NS) -> None:
+        """Advance the first call of each communicator until one ends, or for budget_ns."""
+        with self.lock:
+            heads = [channel.pending[0] for channel in self.busy]
+            if not heads:
+                return
+            if len(heads) > len(self._addresses):
+                self._addresses = (ctypes.c_int64 * (2 * len(heads)))()
+                self._addresses_at = ctypes.addressof(self._addresses)
+            for i, work in enumerate(heads):
+                self._addresses[i] = work.program.address
+            library().advance(self._addresses_at, len(heads), budget_ns)
+            for channel in list(self.busy):
+                if not channel.pending[0].program.running:
+                    self._end(channel)
+
+    def wait(self, work: Work, timeout: float | None = None) -> None:
+        """Until the call has ended, one way or the other."""
+        until = None if timeout is None else time.monotonic() + timeout
+        try:
+            while not work.ended:
+                self.turn()
+                work.channel.watch(work)
+                if until is not None and not work.ended and time.monotonic() > until:
+                    raise CollectiveTimeout(f"{work.channel.describe(work.program)} is not done after {timeout} s")
+        except CollectiveTimeout:
+            raise
+        except BaseException:
+            self.give_up(work.channel, st.INTERRUPTED)
+            raise
+
+    def give_up(self, channel: Channel, code: int) -> None:
+        """After an interrupt: nothing that the channel has begun can be finished."""
+        if channel.broken is None:
+            channel.break_(code, CommunicatorBroken("interrupted while a collective was running"))
+
+    def _end(self, channel: Channel) -> None:
+        """The channel's first call has ended: let it go, and start the next."""
+        work = channel.pending.popleft()
+        failed = work.program.state[st.STATUS] == st.BROKEN
+        if failed:
+            work.error = channel.fail(work)
+        work.ended = True
+        if work.timeout is not None:
+            work.program.set_timeout(None)
+        if failed:
+            for later in channel.pending:
+                later.error, later.ended = channel.broken_now(), True
+            channel.pending.clear()
+        if channel.pending:
+            channel.pending[0].start()
+        else:
+            self.busy.remove(channel)
+
+    def drop(self, channel: Channel) -> None:
+        """Forget a channel that has been broken from outside."""
+        if channel in self.busy:
+            self.busy.remove(channel)
+
+
+ENGINE = Engine()

@@ -1,0 +1,56 @@
+"""The way out. A job with a rank that has failed must end, and MPI's finalisation would wait for that rank for ever."""
+
+import atexit
+import os
+import sys
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collectives.channel import Channel
+
+_channels: "list[Channel]" = []
+
+
+def watch(channel: "Channel") -> None:
+    """See to it that this process leaves in a way that ends the job, should the channel be broken by then."""
+    _channels.append(channel)
+    _register(os.getpid())
+
+
+def forget(channel: "Channel") -> None:
+    if channel in _channels and channel.broken is None:
+        _channels.remove(channel)
+
+
+@cache
+def _register(pid: int) -> None:
+    """Runs before mpi4py finalises, since it is registered after MPI was initialised."""
+    atexit.register(leave, pid)
+
+
+def leave(pid: int) -> None:
+    """At exit: end the job if a communicator is broken, or if an exception nobody caught ends this process."""
+    from mpi4py import MPI
+
+    if os.getpid() != pid or MPI.Is_finalized():
+        return
+    several = [channel for channel in _channels if channel.comm.size > 1]
+    broken = [channel for channel in several if channel.broken is not None]
+    uncaught = getattr(sys, "last_value", None)
+    if broken:
+        abort(broken[0].comm, f"rank {broken[0].comm.rank} leaves after: {broken[0].broken}")
+    elif several and uncaught is not None and not isinstance(uncaught, SystemExit):
+        from collectives.native import layout as st
+
+        for channel in several:
+            channel.tell(st.ABORTED)
+        abort(several[0].comm, f"rank {several[0].comm.rank} leaves after {type(uncaught).__name__}: {uncaught}")
+
+
+def abort(comm: Any, why: str) -> None:
+    """End the job at once, not zero."""
+    print(f"treering: {why}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    comm.Abort(1)
+    os._exit(1)

@@ -1,0 +1,95 @@
+"""The node's board: what each rank calls, so that ranks that disagree find out, and whom each one waits for.
+
+A rank publishes a call before it starts: a line in its ring of the last calls, then its sequence number. Others compare
+when they finish, and while they wait. A rank may run at most WINDOW calls ahead of the slowest of its node, so that no
+line is written over before everyone has compared it.
+"""
+
+from numba import njit
+
+from collectives.native.layout import (
+    BOARD,
+    BOARD_BYTES,
+    BOARD_STATUS,
+    COMM,
+    ENTRY_WORDS,
+    FINGERPRINT_0,
+    FINGERPRINT_WORDS,
+    GATE_LIMIT,
+    GATED,
+    HISTORY,
+    LAST_SEQ,
+    NODE_RANK,
+    NODE_SIZE,
+    PUBLISHED,
+    SEQ,
+    WINDOW,
+)
+from collectives.native.memory import cold, inlined, load_acquire, store_release, words
+
+
+@njit(**inlined)
+def news_of(board: int, rank: int) -> int:
+    """Address of a node rank's line of news."""
+    return board + rank * BOARD_BYTES
+
+
+@njit(**inlined)
+def entry_of(board: int, rank: int, seq: int) -> int:
+    return news_of(board, rank) + 8 * ENTRY_WORDS * (1 + seq % HISTORY)
+
+
+@njit(**cold)
+def find_gate(comm: int) -> None:
+    """How far I may run ahead, from what the others of the node have published."""
+    C = words(comm)
+    slowest = C[LAST_SEQ]
+    for rank in range(C[NODE_SIZE]):
+        if rank != C[NODE_RANK]:
+            slowest = min(slowest, load_acquire(news_of(C[BOARD], rank) + 8 * PUBLISHED))
+    C[GATE_LIMIT] = slowest + WINDOW
+
+
+@njit(**inlined)
+def publish(state: int) -> int:
+    """Tell the node what I call; 0 where I am too far ahead and must wait."""
+    S = words(state)
+    C = words(S[COMM])
+    if C[NODE_SIZE] > 1:
+        if S[SEQ] > C[GATE_LIMIT]:
+            find_gate(S[COMM])
+            if S[SEQ] > C[GATE_LIMIT]:
+                return 0
+        entry = entry_of(C[BOARD], C[NODE_RANK], S[SEQ])
+        E = words(entry)
+        for k in range(FINGERPRINT_WORDS):
+            E[1 + k] = S[FINGERPRINT_0 + k]
+        store_release(entry, S[SEQ])
+        store_release(news_of(C[BOARD], C[NODE_RANK]) + 8 * PUBLISHED, S[SEQ])
+    S[GATED] = 0
+    return 1
+
+
+@njit(**inlined)
+def disagrees(state: int) -> int:
+    """1 + the node rank of someone who has published another call with my sequence number, or 0."""
+    S = words(state)
+    C = words(S[COMM])
+    for rank in range(C[NODE_SIZE]):
+        entry = entry_of(C[BOARD], rank, S[SEQ])
+        if rank != C[NODE_RANK] and load_acquire(entry) == S[SEQ]:
+            E = words(entry)
+            for k in range(FINGERPRINT_WORDS):
+                if E[1 + k] != S[FINGERPRINT_0 + k]:
+                    return 1 + rank
+    return 0
+
+
+@njit(**cold)
+def who_stopped(comm: int) -> int:
+    """1 + the node rank of someone whose communicator is broken, or 0."""
+    C = words(comm)
+    for rank in range(C[NODE_SIZE]):
+        if rank != C[NODE_RANK] and load_acquire(news_of(C[BOARD], rank) + 8 * BOARD_STATUS) != 0:
+            return 1 + rank
+    return 0

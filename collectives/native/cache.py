@@ -1,0 +1,60 @@
+"""Where compiled code is kept, and who compiles first.
+
+Numba looks only at the file of an entry point to see whether it has changed, so the folder's name holds a hash of all
+native sources. One process of a host compiles, under a lock; the others wait for it and load what it wrote.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import llvmlite
+import numba
+
+
+@cache
+def folder() -> Path:
+    """This version's folder: TREERING_CACHE_DIR, the user's cache folder, or a private temporary one."""
+    digest = hashlib.sha256()
+    for source in sorted([*Path(__file__).parent.glob("*.py"), Path(__file__).parent.parent / "layout.py"]):
+        digest.update(source.read_bytes())
+    for version in (numba.__version__, llvmlite.__version__, platform.python_version(), platform.machine()):
+        digest.update(version.encode())
+    name = digest.hexdigest()[:16]
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    wanted = os.environ.get("TREERING_CACHE_DIR") or os.path.join(home, "treering")
+    for root in (wanted, os.path.join(tempfile.gettempdir(), f"treering-{os.getuid()}")):
+        path = Path(root) / name
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(path, os.W_OK) and path.stat().st_uid == os.getuid():
+            return path
+    return Path(tempfile.mkdtemp(prefix="treering-"))
+
+
+@contextlib.contextmanager
+def compiling(what: str) -> Iterator[None]:
+    """Around what Numba compiles or loads: our folder, and one process at a time while `what` is not there yet."""
+    there = folder() / f"{what}.{numba.core.config.CPU_NAME or 'host'}.done"
+    before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(folder())
+    try:
+        if there.exists():
+            yield
+            return
+        with open(folder() / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not there.exists() and what == "executor":
+                print("treering: compiling for this machine, once (some ten seconds)", file=sys.stderr, flush=True)
+            yield
+            there.touch()
+    finally:
+        numba.config.CACHE_DIR = before

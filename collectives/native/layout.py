@@ -1,0 +1,43 @@
+"""Words of the executor's own memory: a communicator's block, a plan's state, FIFOs and the node's board.
+
+Numba reads these as constants. The lowered table's words are in collectives/layout.py.
+"""
+
+DONE, PENDING, ERROR = range(3)  # what advance returns
+IDLE, RUNNING, BROKEN = range(3)  # STATUS
+# Why a plan failed (ERROR_CODE), which is also what a rank tells its node (BOARD_STATUS).
+TIMEOUT, MPI_FAILED, MISMATCH, PEER_LOST, INTERRUPTED, ABORTED, STOPPED = range(1, 8)
+
+# --- plan state ---
+(STATUS, PHASE, LANES_LEFT, IDLE_PASSES, PIECE, GRAIN, KERNEL, ITEMSIZE,  # the hot line
+ TABLE, COMM, INSTANCES_AT, OPERANDS_AT, DEADLINE, TIMEOUT_NS, CLOCK, CLOCK_2,
+ DATA_AT, INPUT_AT, OUTPUT_AT, SCRATCH_AT, SLOT_AT, COPY_BYTES, SELF, SEQ,
+ FINGERPRINT_0, FINGERPRINT_1, FINGERPRINT_2, FINGERPRINT_3, ERROR_CODE, ERROR_DETAIL, ERROR_LANE, ERROR_ROUND,
+ ERROR_STEP, ERROR_PEER, ERROR_SEGMENT, ERROR_KIND, FLAG, CALLS, GATED) = range(39)  # fmt: skip
+STATE_HEADER = 40
+FINGERPRINT_WORDS = 4
+
+# --- a slot of a lane, then the state of each row of a round ---
+SEGMENT, ROUND, POSTED, ROWS_NOW, ROWS_AT = range(5)
+
+(R_KIND, R_LINK, FINISHED, PIECES, BASE, BYTES, ROW, ISSUED,
+ ARRIVED, PART, REQUEST_0, REQUEST_1, STAGE_AT, FIFO_AT, TICKET, TAG) = range(16)  # fmt: skip
+
+# --- communicator block ---
+(MPI_ISEND, MPI_IRECV, MPI_TEST, MPI_COMM, MPI_BYTE, STATUS_IGNORE, SPIN, ARENA,
+ NODE_SIZE, NODE_RANK, BOARD, LAST_SEQ, GATE_LIMIT, FIFOS_AT, FIFO_LANES, FIFO_SLOTS) = range(16)  # fmt: skip
+COMM_HEADER = 16
+
+# --- FIFO as one of its ends sees it: (in, out) for each (peer on the node, lane, slot of the lane) ---
+(FIFO_MEMORY, CURSOR, RESERVED, CREDIT, DEPTH, PAYLOAD, AHEAD) = range(7)
+FIFO_WORDS = 8
+
+# --- FIFO memory: a line with the receiver's acknowledgement, then slots of (a line with header, payload) ---
+INLINE_BYTES = 48  # a payload of up to this shares the header's line
+
+# --- board: a line for each rank's news, then a ring of what it called ---
+(PUBLISHED, BOARD_STATUS, WAITS_FOR, WAITS_SINCE) = range(4)
+HISTORY = 64  # calls remembered; an entry is a line: sequence number, then the fingerprint's words
+WINDOW = 48  # how far a rank may run ahead of its node's slowest
+ENTRY_WORDS = 8
+BOARD_BYTES = 64 * (1 + HISTORY)  # of one rank

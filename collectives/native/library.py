@@ -1,0 +1,48 @@
+"""The compiled entry points, loaded once a process."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+from collectives.native.cache import compiling
+
+ADVANCE_NS = 2_000_000  # a turn: how long compiled code runs before Python may see an interrupt
+
+
+class Library(NamedTuple):
+    run: Callable[[int, int, int], int]
+    start: Callable[[int, int, int], None]
+    advance: Callable[[int, int, int], int]
+    note_weights: int
+
+
+def _entry(function: Any) -> Callable[..., Any]:
+    """The compiled entry point itself: half the cost of going through the dispatcher's type resolution."""
+    return function.overloads[function.signatures[0]].entry_point  # type: ignore[no-any-return]
+
+
+@cache
+def library() -> Library:
+    with compiling("executor"):
+        from collectives.native import executor, weights
+    return Library(
+        _entry(executor.run), _entry(executor.start), _entry(executor.advance), weights.note_weights.address
+    )
+
+
+@cache
+def kernel(dtype: str, op: str) -> int:
+    """Address of the reduction kernel."""
+    with compiling(f"{dtype}-{op}"):
+        from collectives.native import kernels
+
+        return kernels.kernel(dtype, op)
+
+
+@cache
+def convert(source: str, target: str) -> int:
+    """Address of the conversion kernel."""
+    with compiling(f"{source}-to-{target}"):
+        from collectives.native import kernels
+
+        return kernels.convert(source, target)

@@ -1,0 +1,70 @@
+"""A lowered schedule with the memory that running it needs, on one communicator's endpoint."""
+
+from collections.abc import Sequence
+
+from collectives import layout as at
+from collectives.native import layout as st
+from collectives.native.endpoint import Endpoint
+from collectives.native.library import library
+from collectives.native.storage import Memory
+from collectives.plan import Table
+
+GRAIN_BYTES = 1 << 16  # of a fold between two tests of MPI
+
+
+class Program:
+    """One plan. `call` runs it; `start` and the engine's turns do so piece by piece."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        table: Table,
+        *,
+        kernel: int,
+        itemsize: int,
+        fingerprint: Sequence[int],
+        copy_bytes: int = 0,
+        timeout: float,
+    ):
+        self.endpoint, self.table = endpoint, table
+        words = table.words
+        table_bytes = (8 * len(words) + 63) // 64 * 64
+        operands = words[at.INSTANCES] * words[at.INSTANCE_WORDS] + st.STATE_HEADER
+        operands = (operands + 7) // 8 * 8
+        n_words = operands + words[at.MOST_TERMS]
+        self.memory = Memory(table_bytes + 8 * n_words)
+        self.memory.words(0, len(words))[:] = words
+        self.address = self.memory.address + table_bytes
+        self.state = state = self.memory.words(table_bytes, n_words)
+        state[st.TABLE], state[st.SELF], state[st.COMM] = self.memory.address, self.address, endpoint.address
+        state[st.INSTANCES_AT], state[st.OPERANDS_AT] = st.STATE_HEADER, operands
+        state[st.PIECE], state[st.GRAIN] = words[at.PIECE_BYTES], GRAIN_BYTES // itemsize * itemsize
+        state[st.KERNEL], state[st.ITEMSIZE] = kernel, itemsize
+        state[st.COPY_BYTES] = copy_bytes
+        for i, word in enumerate(fingerprint):
+            state[st.FINGERPRINT_0 + i] = word
+        self.timeout = timeout
+        self.set_timeout(None)
+        endpoint.reserve(words[at.SCRATCH_BYTES] + words[at.SLOT_BYTES])
+        self._run, self._start = library().run, library().start
+
+    def set_timeout(self, seconds: float | None) -> None:
+        """Of the next call; None: the communicator's."""
+        self.state[st.TIMEOUT_NS] = int((self.timeout if seconds is None else seconds) * 1e9)
+
+    def run(self, source: int, target: int) -> int:
+        """Start, and advance for about 2 ms: DONE, PENDING or ERROR."""
+        return self._run(self.address, source, target)
+
+    def start(self, source: int, target: int) -> None:
+        self._start(self.address, source, target)
+
+    @property
+    def running(self) -> bool:
+        return bool(self.state[st.STATUS] == st.RUNNING)
+
+    @property
+    def weights(self) -> list[int]:
+        """What a dry run has left there."""
+        begin = self.table.weights_at
+        return list(self.memory.words(8 * begin, self.table.terms))

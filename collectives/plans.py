@@ -1,0 +1,220 @@
+"""From a call to a program: choose an algorithm, prove its schedule, lower it, keep what was made."""
+
+import ctypes
+import sys
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from collectives import diagnosis
+from collectives import layout as at
+from collectives.algorithms import Algorithm, find
+from collectives.channel import Channel
+from collectives.contract import contract
+from collectives.dtypes import ITEMSIZE
+from collectives.engine import ENGINE
+from collectives.errors import UnsupportedError
+from collectives.native.library import kernel, library
+from collectives.native.program import Program
+from collectives.plan import Bound, Table, Target, chunk_offsets, lower, output_may_be_input, smallest_part
+from collectives.schedule import DATA, INPUT, OUTPUT, WHOLE, Schedule, Span
+from collectives.verify import Fault, verify
+
+MOST_PROGRAMS = 512  # kept by a communicator; the one used longest ago goes first
+PROVED_RANKS = 8  # up to which every schedule is proved on the actual group at its first use
+PROVED_RANKS_OF_STRANGERS = 64  # the same, for algorithms that other distributions have registered
+FIFO_PIECE, MPI_PIECE = 1 << 15, 1 << 17  # bytes that travel at once; all ranks must cut alike
+CHUNKED = ("reduce_scatter", "allgather")  # collectives whose chunks a caller can see
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a program is for. `op` is diagnosis.NO_OP where nothing is reduced."""
+
+    collective: str
+    dtype: str
+    count: int
+    op: str
+    root: int
+    algorithm: str
+    params: tuple[tuple[str, Any], ...]
+
+    @property
+    def reduces(self) -> bool:
+        return self.op != diagnosis.NO_OP
+
+
+class Plans:
+    """Programs of one communicator."""
+
+    def __init__(self, channel: Channel, timeout: float):
+        self.channel, self.timeout = channel, timeout
+        self.topology, self.rank = channel.topology, channel.comm.rank
+        self._programs: OrderedDict[Call, Program] = OrderedDict()
+        self._schedules: dict[tuple[Any, ...], Schedule] = {}
+        self._weights: dict[tuple[Any, ...], list[int]] = {}
+        self.forgotten = 0  # programs let go, so that whoever keeps one by another key can tell
+
+    def call(
+        self, collective: str, dtype: str, count: int, op: str, root: int, algorithm: str, params: Mapping[str, Any]
+    ) -> Call:
+        """A call with its algorithm's full parameters. ValueError, UnsupportedError where they cannot serve."""
+        found = find(collective, algorithm)
+        full = found.check(**params)
+        if refusal := found.refusal(self.topology.ranks, self.topology.nodes):
+            raise UnsupportedError(refusal)
+        return Call(collective, dtype, count, op, root, algorithm, tuple(sorted(full.items())))
+
+    def program(self, call: Call) -> Program:
+        """The call's program, made at its first use. Its making may be collective, as its use is."""
+        program = self._programs.get(call)
+        if program is None:
+            program = self._programs[call] = self._make(call)
+            if len(self._programs) > MOST_PROGRAMS:
+                self._programs.popitem(last=False)
+                self.forgotten += 1
+        else:
+            self._programs.move_to_end(call)
+        return program
+
+    def in_place(self, call: Call) -> bool:
+        """Whether the call's output may lie where its input does."""
+        return output_may_be_input(self._schedule(call))
+
+    # ------------------------------------------------------------ making one
+    def _make(self, call: Call) -> Program:
+        schedule = self._schedule(call)
+        weights = self._weights_of(call, schedule) if call.op == "avg" else None
+        itemsize = ITEMSIZE[call.dtype]
+        parts = self.topology.ranks if call.collective in CHUNKED else 1
+        bound = Bound(chunk_offsets(call.count, parts), max(1, at.LINE // itemsize))
+        params = dict(call.params)
+        table = self._lower(call, schedule, itemsize, bound, params.get("segment_bytes"), weights)
+        mark = diagnosis.fingerprint(
+            call.collective, call.dtype, call.op, call.root, call.count, call.algorithm, params
+        )
+        by_bytes = not call.reduces  # its folds are copies
+        return Program(
+            self.channel.endpoint,
+            table,
+            kernel=kernel("uint8", "or") if by_bytes else kernel(call.dtype, call.op),
+            itemsize=1 if by_bytes else itemsize,
+            fingerprint=mark,
+            copy_bytes=call.count * itemsize if call.collective == "allreduce" else 0,
+            timeout=self.timeout,
+        )
+
+    def barrier(self) -> Program:
+        """One byte that everyone must have sent before anyone goes on: an allreduce, named for what it is."""
+        call = self.call("allreduce", "uint8", 1, "or", 0, "recursive_doubling", {})
+        bound = Bound([0, 1])
+        return Program(
+            self.channel.endpoint,
+            self._lower(call, self._schedule(call), 1, bound, None, None),
+            kernel=kernel("uint8", "or"),
+            itemsize=1,
+            fingerprint=diagnosis.fingerprint(diagnosis.BARRIER, "uint8", diagnosis.NO_OP, 0, 0, "", {}),
+            timeout=self.timeout,
+        )
+
+    def _lower(
+        self,
+        call: Call,
+        schedule: Schedule,
+        itemsize: int,
+        bound: Bound,
+        segment_bytes: int | None,
+        weights: Sequence[int] | None,
+    ) -> Table:
+        endpoint, node = self.channel.endpoint, self.channel.ranks_of_node
+        places = {rank: i for i, rank in enumerate(node)}
+        return lower(
+            schedule,
+            Target(
+                itemsize,
+                bound,
+                holds(call.collective, self.topology.ranks, self.rank),
+                link=lambda peer: at.SHARED_MEMORY if peer in places and endpoint.lanes else at.MPI,
+                fifo=lambda peer: places[peer],
+                fifo_lanes=endpoint.lanes,
+                fifo_slots=endpoint.slots,
+                piece_bytes=FIFO_PIECE if "shared-memory" in self.topology.links else MPI_PIECE,
+                segment_bytes=segment_bytes,
+                weights=weights,
+            ),
+        )
+
+    def _schedule(self, call: Call) -> Schedule:
+        """This rank's schedule, proved together with all others where that is cheap."""
+        params = dict(call.params)
+        params["segment_bytes"] = 1 if params.get("segment_bytes") else None
+        algorithm = find(call.collective, call.algorithm)
+        if not algorithm.pipelined:
+            del params["segment_bytes"]
+        key = call.collective, call.algorithm, tuple(sorted(params.items())), call.root
+        if key not in self._schedules:
+            ranks, nodes = self.topology.ranks, self.topology.nodes
+            ours = (algorithm.emit.__module__ or "").startswith("collectives.")
+            if ranks <= (PROVED_RANKS if ours else PROVED_RANKS_OF_STRANGERS):
+                prove(algorithm, ranks, nodes, call.root, params)
+            self._schedules[key] = algorithm.schedule(range(ranks), self.rank, nodes=nodes, root=call.root, **params)
+        return self._schedules[key]
+
+    def _weights_of(self, call: Call, schedule: Schedule) -> list[int]:
+        """What each operand of each fold weighs in a mean: from a dry run in which everyone contributes 1."""
+        params = tuple((name, value) for name, value in call.params if name != "segment_bytes")
+        pipelined = dict(call.params).get("segment_bytes") is not None
+        key = call.collective, call.algorithm, params, pipelined, call.root
+        if key not in self._weights:
+            self._weights[key] = self._dry_run(call, schedule)
+        return self._weights[key]
+
+    def _dry_run(self, call: Call, schedule: Schedule) -> list[int]:
+        ranks = self.topology.ranks
+        parts = max(2 * int(1 / smallest_part(schedule)) + 2, ranks)  # so that no message is empty
+        count = -(-parts // ranks) * ranks
+        bound = Bound(chunk_offsets(count, ranks if call.collective in CHUNKED else 1))
+        program = Program(
+            self.channel.endpoint,
+            self._lower(call, schedule, 8, bound, 1 << 62, None),
+            kernel=library().note_weights,
+            itemsize=8,
+            fingerprint=diagnosis.fingerprint(call.collective, "int64", "sum", call.root, count, call.algorithm, {}),
+            timeout=self.timeout,
+        )
+        source, target = (ctypes.c_int64 * count)(*[1] * count), (ctypes.c_int64 * count)(*[1] * count)
+        ENGINE.call(self.channel, program, ctypes.addressof(source), ctypes.addressof(target), (source, target))
+        return program.weights
+
+
+def prove(
+    algorithm: Algorithm, ranks: int, nodes: Sequence[Sequence[int]], root: int, params: Mapping[str, Any]
+) -> None:
+    """Raise UnsupportedError unless the algorithm's schedules keep the collective's contract on this group."""
+    schedules = algorithm.schedules(ranks, nodes=nodes, root=root, **params)
+    try:
+        verify(schedules, contract(algorithm.collective, ranks, root))
+    except Fault as fault:
+        name = f"{algorithm.collective} {algorithm.name}"
+        raise UnsupportedError(f"{name} is wrong for these {ranks} ranks, and is not run: {fault}") from None
+
+
+def holds(collective: str, ranks: int, rank: int) -> dict[str, list[Span]]:
+    """What the caller's buffers hold of the message, as the collective's contract lays them out."""
+    whole, chunk = [WHOLE], Span(Fraction(rank, ranks), Fraction(rank + 1, ranks))
+    match collective:
+        case "allreduce" | "broadcast":
+            return {DATA: whole}
+        case "reduce":
+            return {INPUT: whole, OUTPUT: whole}
+        case "reduce_scatter":
+            return {INPUT: whole, OUTPUT: [chunk]}
+        case "allgather":
+            return {INPUT: [chunk], OUTPUT: whole}
+    raise ValueError(f"no collective is called {collective!r}")
+
+
+def log(message: str) -> None:
+    print(f"treering: {message}", file=sys.stderr, flush=True)

@@ -1,0 +1,116 @@
+"""What a communicator goes by: arguments, then environment, then table; the same on all ranks or an error."""
+
+import os
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from collectives.algorithms import names
+from collectives.errors import MismatchError, UnsupportedError
+from collectives.selection import FIXED_ORDER, NATIVE, Choice, Table, choose, load, parse_overrides
+from collectives.topology import Topology
+
+if TYPE_CHECKING:
+    from collectives.communicator import Communicator
+
+TIMEOUT_SECONDS = 1800.0  # as PyTorch's
+Override = tuple[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Settings:
+    table: Table | None
+    timeout: float
+    overrides: Mapping[str, Override]
+    overridden_by: str  # argument or environment
+
+    @classmethod
+    def read(cls, table: str | os.PathLike[str] | Table | None, timeout: float | None, algorithm: str | None) -> "Settings":
+        """Arguments go before TREERING_TABLE, TREERING_TIMEOUT and TREERING_ALGORITHM. ValueError, TableError."""
+        if table is None:
+            table = os.environ.get("TREERING_TABLE") or None
+        if timeout is None:
+            timeout = seconds(os.environ.get("TREERING_TIMEOUT") or TIMEOUT_SECONDS, "TREERING_TIMEOUT")
+        by = "argument" if algorithm else "environment"
+        given = algorithm or os.environ.get("TREERING_ALGORITHM") or ""
+        if given and "=" not in given.split(":", 1)[0]:
+            given = f"allreduce={given}"
+        overrides = parse_overrides(given)
+        for collective, (name, _) in overrides.items():
+            if name not in (*names(collective), NATIVE):
+                raise ValueError(f"{collective} has no algorithm called {name!r}; it has: {', '.join(names(collective))}")
+        loaded = table if isinstance(table, Table) or table is None else load(table)
+        return cls(loaded, seconds(timeout, "timeout"), overrides, by)
+
+    def digest(self) -> int:
+        """63 bits that are equal where all that ranks must agree on is."""
+        from hashlib import blake2b
+
+        settled = repr((self.table.digest() if self.table else None, sorted(self.overrides.items()), self.timeout))
+        return int.from_bytes(blake2b(settled.encode(), digest_size=8).digest(), "little") >> 1
+
+    def choose(
+        self,
+        topology: Topology,
+        collective: str,
+        nbytes: int,
+        dtype: str,
+        op: str,
+        algorithm: str | None,
+        params: Mapping[str, Any],
+        fixed: bool,
+    ) -> Choice:
+        """The call's own algorithm, or the one fixed for the communicator, or the table's, or the rule of thumb."""
+        if algorithm is not None:
+            chosen = Choice(algorithm, dict(params), origin="argument", reason="the call names it")
+        elif collective in self.overrides:
+            name, given = self.overrides[collective]
+            why = "TREERING_ALGORITHM names it" if self.overridden_by == "environment" else "the communicator names it"
+            chosen = Choice(name, {**given, **params}, origin=self.overridden_by, reason=why)
+        else:
+            kind = None if op == "none" else op
+            chosen = choose(self.table, topology, collective, nbytes, dtype, kind, deterministic=fixed)
+            return replace(chosen, params={**chosen.params, **params}) if params else chosen
+        if fixed and not folds_once(collective, chosen.algorithm):
+            serving = ", ".join(FIXED_ORDER.get(collective, ())) or "none"
+            raise UnsupportedError(
+                f"{collective} {chosen.algorithm} does not fold ranks in a fixed order; order='fixed' is served by: {serving}"
+            )
+        return chosen
+
+    def announce(self, comm: "Communicator") -> None:
+        """One line at start-up, where TREERING_LOG asks for it."""
+        if os.environ.get("TREERING_LOG", "").lower() in ("info", "debug") and comm.rank == 0:
+            from collectives.plans import log
+
+            t = comm.topology
+            table = self.table.origin if self.table else "no table"
+            log(f"{comm.size} ranks, nodes {t.shape}, links {'+'.join(t.links) or 'none'}, {t.mpi}, {table}")
+
+
+def folds_once(collective: str, algorithm: str) -> bool:
+    """Whether the algorithm folds all ranks in order, rounding once."""
+    return collective in FIXED_ORDER and algorithm in FIXED_ORDER[collective]
+
+
+def seconds(value: object, name: str) -> float:
+    try:
+        found = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} is {value!r}; it is a number of seconds") from None
+    if not 0 < found < 1e9:
+        raise ValueError(f"{name} is {found}; it is a number of seconds above 0")
+    return found
+
+
+def agree(comm: Any, settings: Settings) -> None:
+    """Raise MismatchError on all ranks unless they have the same table and settings. Collective."""
+    from mpi4py import MPI
+
+    mine, everyone = array("q", [settings.digest()]), array("q", [0] * comm.size)
+    comm.Allgather([mine, MPI.INT64_T], [everyone, MPI.INT64_T])
+    if len(set(everyone)) > 1:
+        values = [f"settings {digest:x}" for digest in everyone]
+        field = "table, timeout or algorithm (argument or TREERING_TABLE, TREERING_TIMEOUT, TREERING_ALGORITHM)"
+        raise MismatchError(field, range(comm.size), values, "at start")
