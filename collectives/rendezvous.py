@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from collectives.schedule import SCRATCH, SEND, Lane, Schedule, Span, Step, Target, folds
 
 
-class Fault(Exception):  # noqa: N818  (it is in the schedule, not in what runs it)
+class Fault(Exception):
     """What is wrong with a schedule, and where."""
 
 
@@ -35,7 +35,7 @@ class Turn:
     phase: int
     channel: tuple[int, int]  # lane, slot
     number: int
-    lane: Lane
+    pipeline: tuple[tuple[Span, ...], int]  # the lane's cells and slots
     steps: Sequence[Step]
     folds: dict[Target, list[Step | None]]
     next: "Turn | None" = None
@@ -44,6 +44,12 @@ class Turn:
     open: int = 1  # its messages that are not complete; and one more until it is posted
     start: int = -1  # rounds before it along the longest chain of messages; -1 until it is posted
     end: int = -1
+
+    def before(self, other: "Turn") -> bool:
+        """Whether the other round can only be posted when this one has ended."""
+        here, there = (self.phase, self.number), (other.phase, other.number)
+        alike = self.phase < other.phase or self.channel == other.channel
+        return self.rank == other.rank and alike and here < there
 
     def __str__(self) -> str:
         lane, slot = self.channel
@@ -101,17 +107,26 @@ class Bundle:
 Program = list[list[list[Turn]]]  # of one rank: phases, their lanes' slots, rounds
 
 
-def program(rank: int, schedule: Schedule, segments: int) -> Program:
-    """A rank's rounds. A pipeline runs for that many segments, each with scratch of its own."""
+Pipelines = dict[tuple[tuple[Span, ...], int], tuple[tuple[Span, ...], int]]
+
+
+def programs(schedules: Sequence[Schedule], segments: int) -> list[Program]:
+    """All ranks' rounds. A pipeline runs for that many segments, each with scratch of its own."""
+    known: Pipelines = {}  # so that equal ones are one object, and comparing them costs nothing
+    return [program(rank, schedule, segments, known) for rank, schedule in enumerate(schedules)]
+
+
+def program(rank: int, schedule: Schedule, segments: int, known: Pipelines) -> Program:
     phases: Program = []
     for number, phase in enumerate(schedule.phases):
         slots: dict[tuple[int, int], list[Turn]] = {}
         for index, lane in phase.lanes.items():
+            pipeline = known.setdefault((lane.cells, lane.slots), (lane.cells, lane.slots))
             for k in range(segments if lane.cells else 1):
                 channel, scratch = (index, k % lane.slots), f"{SCRATCH} {number}.{index}.{k}"
                 turns = slots.setdefault(channel, [])
                 for steps in segment(lane, k, segments, scratch) if lane.cells else lane.rounds:
-                    turns.append(Turn(rank, number, channel, len(turns), lane, steps, folds(steps)))
+                    turns.append(Turn(rank, number, channel, len(turns), pipeline, steps, folds(steps)))
                     if len(turns) > 1:
                         turns[-2].next = turns[-1]
         phases.append(list(slots.values()))
@@ -141,7 +156,7 @@ def match(programs: Sequence[Program]) -> list[Message]:
         alone += sends[len(receives) :] + receives[len(sends) :]
         last = None
         for out, back in zip(sends, receives, strict=False):
-            if out.step.span != back.step.span or out.turn.lane[1:] != back.turn.lane[1:]:
+            if out.step.span != back.step.span or out.turn.pipeline != back.turn.pipeline:
                 raise Fault(f"{out}, but {back}: not the same span, cells and slots")
             last = Message(out, back, last)
             messages.append(last)
@@ -249,13 +264,7 @@ class Meeting:
             if late is None:
                 return f"{mine}, and others, are posted at both ends, but each comes behind another in its channel"
             chain[turn] = f"{mine} waits for {late}"
-            turn = next(
-                t
-                for t in posted
-                if t.rank == late.turn.rank
-                and t.phase <= late.turn.phase
-                and (t.phase < late.turn.phase or t.channel == late.turn.channel)
-            )
+            turn = next(t for t in posted if t.before(late.turn))
         return "; ".join(list(chain.values())[list(chain).index(turn) :])
 
     def late(self, turn: Turn) -> tuple[End, End | None]:

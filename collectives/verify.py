@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from collectives.algorithms import SEGMENT_BYTES, SLOTS, Algorithm, every, names
 from collectives.contract import ROOTED, Contract, contract
-from collectives.rendezvous import Fault, Meeting, Program, Turn, program
+from collectives.rendezvous import Fault, Meeting, Program, Turn, programs
 from collectives.schedule import COPY, INPUT, RECV, SCRATCH, SEND, Schedule, Span
 
 __all__ = ["Fault", "Report", "prove", "shape", "verify"]
@@ -43,7 +43,7 @@ def verify(schedules: Sequence[Schedule], contract: Contract, segments: int = 1)
     layouts = [contract.layout(rank) for rank in range(len(schedules))]
     for rank, (schedule, layout) in enumerate(zip(schedules, layouts, strict=True)):
         check_cells(rank, schedule, layout)
-    run = Run([program(rank, schedule, segments) for rank, schedule in enumerate(schedules)], layouts)
+    run = Run(programs(schedules, segments), layouts)
     return run.report(contract, run.run(contract))
 
 
@@ -61,7 +61,7 @@ def check_cells(rank: int, schedule: Schedule, layout: Mapping[str, Sequence[Spa
                 raise Fault(f"{where}: no slots, or its cells overlap or are out of order")
             if any(span not in lane.cell(span) for span in lane.spans()):
                 raise Fault(f"{where}: a step's span is in none of its cells")
-            if any(cell.lo < cut < cell.hi for cell in lane.cells for cut in cuts):
+            if any(cell.lo < cut < cell.hi for cut in cuts for cell in [lane.cell(Span(cut, cut))]):
                 raise Fault(f"{where}: a span of another phase or of the contract cuts a cell")
 
 
@@ -76,7 +76,7 @@ class Forest:
         return self._name(b"leaf %d" % rank, 1 << rank)
 
     def fold(self, parts: tuple[bytes, ...], where: object = "") -> bytes:
-        """Left to right, rounded once. To the bit a + b + c is b + a + c, but not a + c + b, nor (a + b) folded with c."""
+        """Left to right, rounded once: a + b + c is b + a + c to the bit, but not a + c + b, nor a + b and + c in turn."""
         if len(parts) == 1:
             return parts[0]
         if parts not in self.folds:
@@ -137,7 +137,7 @@ class Run:
             written |= writes
 
     def check_round(self, turn: Turn) -> None:
-        """Writes are disjoint and allowed; nothing reads where messages land; no fold or copy reads another's target."""
+        """Writes are disjoint and allowed; nothing reads where messages land; nor any fold another's target."""
         if any((s.kind == COPY) != (s.peer is None) or s.peer == turn.rank for s in turn.steps):
             raise Fault(f"{turn}: a message without a peer, or to myself, or a copy with one")
         if any(operands.count(None) != 1 for operands in turn.folds.values()):
