@@ -1,0 +1,99 @@
+"""Fixtures: ranks under each MPI library, and a watch over what a test run leaves in shared memory."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests import launch
+
+SHARED_MEMORY = Path("/dev/shm")
+LEFT_BEFORE = pytest.StashKey[set[str]]()
+LEFT_BEHIND = pytest.StashKey[list[str]]()
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Starts programs as ranks under one MPI library."""
+
+    name: str
+
+    def __call__(
+        self, n: int, program: str, *args: object, timeout: float = 120, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `python -m tests.programs.PROGRAM ARGS` as `n` ranks; anything but exit status 0 fails the test."""
+        done = self.run(n, ["-m", f"tests.programs.{program}", *map(str, args)], timeout=timeout, env=env)
+        if done.returncode != 0:
+            pytest.fail(launch.describe(done.args, done.returncode, done.stdout, done.stderr), pytrace=False)
+        return done
+
+    def run(
+        self, n: int, program: list[str], *, timeout: float = 120, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `python *program` as `n` ranks, whatever exit status: for tests of what goes wrong."""
+        return launch.run(n, program, mpi=self.name, timeout=timeout, env=env)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--require-mpi", action="store_true", help="fail, not skip, where an MPI library is missing")
+
+
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.mpi) for name in launch.LIBRARIES])
+def mpi(request: pytest.FixtureRequest) -> Ranks:
+    """Ranks under MPICH, Open MPI and Intel MPI in turn: `mpi(4, "program", "argument")`."""
+    return _ranks(request.param, request.config)
+
+
+@pytest.fixture(params=[pytest.param("mpich", marks=pytest.mark.mpi)])
+def mpich(request: pytest.FixtureRequest) -> Ranks:
+    """Ranks under MPICH alone, for what does not depend on the MPI library."""
+    return _ranks(request.param, request.config)
+
+
+def _ranks(name: str, config: pytest.Config) -> Ranks:
+    if launch.find(name) is None:
+        reason = f"no environment for {name}: run `make {name}`"
+        if config.getoption("--require-mpi"):
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+    return Ranks(name)
+
+
+def ours_in_shared_memory() -> set[str]:
+    return {entry.name for entry in SHARED_MEMORY.iterdir() if entry.name.startswith("treering")}
+
+
+def held(names: set[str]) -> set[str]:
+    """Those of the files that a living process has mapped or open."""
+    found = set()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError):
+                targets = [str(fd.readlink()) for fd in (folder / "fd").iterdir()]
+                targets += (folder / "maps").read_text().split()
+                found |= names & {Path(target).name for target in targets if target.startswith(str(SHARED_MEMORY))}
+    return found
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[LEFT_BEFORE] = ours_in_shared_memory()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    before = session.config.stash[LEFT_BEFORE]
+    new = ours_in_shared_memory() - before
+    left = new - held(new)
+    session.config.stash[LEFT_BEHIND] = sorted(left)
+    if left and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if left := config.stash.get(LEFT_BEHIND, []):
+        terminalreporter.section("left in shared memory", red=True)
+        terminalreporter.line(f"{SHARED_MEMORY}: {', '.join(left)}: whoever made them must remove them")

@@ -1,0 +1,1 @@
+"""Programs that tests start under mpiexec, one process a rank: `python -m tests.programs.NAME`."""
