@@ -21,7 +21,7 @@ class Candidate:
     items: tuple[tuple[str, Value], ...] = ()
 
     @property
-    def params(self) -> dict[str, Value]:
+    def params(self) -> dict[str, Any]:
         return dict(self.items)
 
     def __str__(self) -> str:

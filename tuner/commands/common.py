@@ -1,0 +1,149 @@
+"""What the commands share: their flags, wrong use, starting ranks, output."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from collectives import contract, dtypes
+from tuner import launch, units
+
+Add = Callable[..., argparse.ArgumentParser]
+
+
+class UsageError(Exception):
+    """Wrong use of a command; the message says what is wrong and how to mend it."""
+
+
+def value(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A type for argparse that shows the parser's own message."""
+
+    def convert(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
+
+
+def positive(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) <= 1 << 20:
+        raise ValueError(f"{text!r} is not a number from 1 to {1 << 20}")
+    return int(text)
+
+
+def algorithms(collective: str) -> tuple[str, ...]:
+    from collectives.algorithms import names
+
+    return names(collective)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON, and only JSON, on standard output")
+
+
+def add_ranks(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-n", "--ranks", type=value(positive), metavar="RANKS", help="start so many ranks with mpiexec")
+    parser.add_argument("--hosts", metavar="H1:2,H2:2", help="start them on these hosts, so many on each")
+
+
+def add_call(parser: argparse.ArgumentParser) -> None:
+    """What is measured or asked about."""
+    parser.add_argument("--collective", choices=contract.COLLECTIVES, default="allreduce", help=_choices())
+    parser.add_argument("--dtype", choices=dtypes.DTYPES, default="float32", help=_choices())
+    parser.add_argument("--op", choices=dtypes.OPS, default="sum", help=_choices())
+
+
+def add_sizes(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument(
+        "--sizes", type=value(units.parse_sizes), default=default, metavar="SIZES",
+        help="bytes of a message: 64K, 8:16M (doubling), 8:16M:4 (fourfold), lists of these (default: %(default)s)",
+    )  # fmt: skip
+
+
+def _choices() -> str:
+    return "one of %(choices)s (default: %(default)s)"
+
+
+def check_call(args: argparse.Namespace) -> None:
+    """An operation that the dtype lacks, or a size of no whole elements: wrong use, said before ranks are started."""
+    try:
+        dtypes.check(args.dtype, args.op)
+    except TypeError as error:
+        raise UsageError(f"--op {args.op} --dtype {args.dtype}: {error}") from None
+    item = dtypes.ITEMSIZE[args.dtype]
+    for nbytes in getattr(args, "sizes", ()):
+        if nbytes % item:
+            raise UsageError(f"--sizes: {nbytes} bytes are no whole number of {args.dtype} ({item} bytes each)")
+
+
+def ranks_needed(args: argparse.Namespace) -> int | None:
+    """How many ranks the flags ask for; UsageError where they contradict each other."""
+    if not args.hosts:
+        return args.ranks  # type: ignore[no-any-return]
+    total = 0
+    for host in args.hosts.split(","):
+        name, colon, number = host.partition(":")
+        if not name or (colon and not (number.isdecimal() and int(number) > 0)):
+            raise UsageError(f"--hosts: {host!r} is not HOST or HOST:RANKS; write h1:2,h2:2")
+        total += int(number) if colon else 1
+    if args.ranks and args.ranks != total:
+        raise UsageError(
+            f"-n {args.ranks} contradicts --hosts {args.hosts}, which has {total} ranks; leave one of them out"
+        )
+    return total
+
+
+def enter_ranks(args: argparse.Namespace, *, required: bool = True) -> Any:
+    """The communicator of all ranks (mpi4py's), once there are some: starts them with -n, and then does not return.
+
+    Under mpirun, srun or torchrun this is one of the ranks already. None where no ranks are asked for nor required.
+    """
+    wanted, said = ranks_needed(args), launch.announced()
+    if said is None and launch.RANKS not in os.environ:
+        if wanted:
+            launch.execute(wanted, args.arguments, args.hosts)
+        if not required:
+            return None
+        raise UsageError(f"`treering {args.command}` needs ranks: add -n RANKS, or start it under mpirun")
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    if wrong := launch.worlds_of_one(world.size):
+        if said is None or said[2] == 0:
+            complain(args.command, wrong)
+        sys.exit(1)
+    if wanted and wanted != world.size:
+        raise UsageError(f"-n {wanted} within a launch of {world.size} ranks; leave -n out")
+    return world.Dup()
+
+
+def is_first() -> bool:
+    """Whether this process speaks for all: the first of a launch, or the only one."""
+    said = launch.announced()
+    return said is None or said[2] == 0
+
+
+def complain(command: str | None, text: object) -> None:
+    print(f"treering{f' {command}' if command else ''}: error: {text}", file=sys.stderr, flush=True)
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def print_json(data: object) -> None:
+    print(json.dumps(data, indent=1, allow_nan=False), flush=True)
+
+
+def leave(status: int) -> NoReturn:
+    """End this rank and with it the job: others may wait for it in a collective, where no exception reaches them."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    from mpi4py import MPI
+
+    MPI.COMM_WORLD.Abort(status)
+    os._exit(status)

@@ -1,0 +1,57 @@
+"""Draw an algorithm's schedule as text. Needs no MPI and no ranks."""
+
+import argparse
+from pathlib import Path
+
+from collectives import contract
+from collectives.algorithms import every
+from tuner import units
+from tuner.commands.common import UsageError, add_json, positive, print_json, value
+from tuner.space import candidate
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("algorithm", metavar="ALGORITHM", help="ring, or ring:segment_bytes=65536,slots=2")
+    parser.add_argument("--collective", choices=contract.COLLECTIVES, help="one of %(choices)s (default: where it is)")
+    parser.add_argument("--ranks", type=value(positive), metavar="RANKS", help="how many (default: 4)")
+    parser.add_argument("--nodes", type=value(units.parse_shapes), metavar="SHAPE", help="of the nodes: 2x2, 3+1")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write it there (default: print)")
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from collectives.selection import parse_overrides
+
+    name = args.algorithm.partition(":")[0]
+    having = [a.collective for a in every(args.collective) if a.name == name]
+    if not having:
+        there = sorted({algorithm.name for algorithm in every(args.collective)})
+        raise UsageError(f"{name!r} is not an algorithm; there are {', '.join(there)}")
+    if args.nodes and len(args.nodes) > 1:
+        raise UsageError("--nodes: one shape can be drawn at a time; write 2x2")
+    nodes = args.nodes[0] if args.nodes else [list(range(args.ranks or 4))]
+    ranks = sum(map(len, nodes))
+    if args.ranks and args.ranks != ranks:
+        raise UsageError(f"--ranks {args.ranks} contradicts --nodes, which has {ranks} ranks; leave one of them out")
+    collective = having[0]
+    try:
+        _, params = parse_overrides(f"{collective}={args.algorithm}")[collective]
+        (algorithm,) = (a for a in every(collective) if a.name == name)
+        schedules = algorithm.schedules(ranks, nodes=nodes, **params)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    from collectives import draw
+
+    text = draw.text(schedules)
+    if args.json:
+        label = str(candidate(name, params))
+        print_json({"collective": collective, "algorithm": label, "ranks": ranks, "text": text, "doc": algorithm.doc})
+    elif args.output:
+        try:
+            args.output.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--output {args.output}: {error.strerror}; name a file that can be written") from None
+    else:
+        print(text)
+    return 0

@@ -1,0 +1,230 @@
+"""Measure this machine's collectives and write a tuning table. With --storage a run that was stopped resumes."""
+
+import argparse
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from collectives.errors import TableError
+from collectives.selection import Table, default, load
+from tuner import units
+from tuner.commands.common import (
+    UsageError,
+    add_call,
+    add_json,
+    add_ranks,
+    add_sizes,
+    check_call,
+    complain,
+    enter_ranks,
+    note,
+    positive,
+    print_json,
+    value,
+)  # fmt: skip
+from tuner.contenders import native_lacks
+from tuner.progress import progress
+
+STEM = "treering-table"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_ranks(parser)
+    add_call(parser)
+    add_sizes(parser, "8:16M")
+    parser.add_argument("--budget", type=value(units.parse_duration), default="60s", metavar="TIME",
+                        help="for measuring all sizes: 60s, 5m, 1h (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--trials", type=value(positive), metavar="N", help="measure so many candidates at each size")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="repeats the proposals (default: %(default)s)")
+    parser.add_argument("--storage", metavar="URL",
+                        help="keep trials there, and go on from those that are: a file, or sqlite:///FILE")  # fmt: skip
+    parser.add_argument("--output", type=Path, default=Path(f"{STEM}.json"), metavar="FILE",
+                        help="the table (default: %(default)s); raw samples go beside it")  # fmt: skip
+    parser.add_argument("--allow-native", action="store_true",
+                        help="let rules choose the MPI library's own collective (no promises of ours)")  # fmt: skip
+    parser.add_argument("--deterministic", action="store_true", help="only algorithms that fold ranks in a fixed order")
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    check_call(args)
+    check_files(args)
+    if args.allow_native and args.deterministic:
+        raise UsageError("--allow-native contradicts --deterministic: the MPI library promises no order; leave one out")
+    world = enter_ranks(args)
+    for name in ("TREERING_TABLE", "TREERING_ALGORITHM"):  # what is measured is named call by call
+        os.environ.pop(name, None)
+    import collectives
+    from tuner.measure import Session
+
+    with collectives.Communicator(world) as comm:
+        samples = samples_file(args) if world.rank == 0 else None
+        session = Session(world, comm, samples)
+        with interrupts(session):
+            if world.rank:
+                session.follow()
+                return 0
+            try:
+                return lead(args, session)
+            finally:
+                session.stop()
+                if samples:
+                    samples.close()
+
+
+def check_files(args: argparse.Namespace) -> None:
+    """What would fail after the measuring fails before it."""
+    folder = args.output.parent
+    if args.output.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise UsageError(f"--output {args.output}: not a file that can be written; name one in a folder that exists")
+    if args.storage and "://" not in args.storage:
+        place = Path(args.storage)
+        if place.is_dir() or not place.parent.is_dir() or not os.access(place.parent, os.W_OK):
+            raise UsageError(
+                f"--storage {args.storage}: not a file that can be written; name another, or sqlite:///FILE"
+            )
+
+
+def samples_file(args: argparse.Namespace) -> Any:
+    path = args.output.with_suffix(".samples.jsonl")
+    return open(path, "a" if args.storage else "w", encoding="utf-8")
+
+
+@contextmanager
+def interrupts(session: Any) -> Iterator[None]:
+    """The first interrupt ends the measuring at the next job, on all ranks; the second one ends the process."""
+
+    def interrupted(_: int, __: object) -> None:
+        session.interrupted = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = {number: signal.signal(number, interrupted) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def storage_of(url: str | None) -> Any:
+    """Optuna's storage: memory, a journal file, or a database."""
+    if url is None or "://" in url:
+        import optuna
+
+        return optuna.storages.get_storage(url)
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    return JournalStorage(JournalFileBackend(url))
+
+
+def lead(args: argparse.Namespace, session: Any) -> int:
+    """What rank 0 does: search, then write the table from what there is."""
+    from tuner.cli import release
+    from tuner.rules import rules_of, table_of
+    from tuner.search import Clock, Measured, Search
+
+    topology = session.comm.topology
+    lacking = native_lacks(args.dtype, args.op, args.collective)
+    if lacking:
+        note(f"{lacking}: no baseline by the MPI library's own {args.collective}")
+    try:
+        storage = storage_of(args.storage)
+    except Exception as error:
+        raise UsageError(f"--storage {args.storage}: {error}; name a file, or sqlite:///FILE") from error
+    sizes, studies = [], []
+    for nbytes in args.sizes:
+        chosen = default(topology, args.collective, nbytes, deterministic=args.deterministic)
+        sizes.append(Measured(nbytes, as_candidate(chosen), baseline=lacking is None))
+        studies.append(study_of(args, storage, topology, nbytes))
+    if resumed := sum(study.resumed for study in studies):
+        note(f"resumed {resumed} finished trials from {args.storage}")
+    warm_up(args, session, sizes[0])
+    with progress(f"tuning {args.collective}") as told:
+        search = Search(
+            session, args.collective, args.dtype, args.op, Clock(args.budget), args.seed, args.trials,
+            args.allow_native, told,
+        )  # fmt: skip
+        ended = search.run(sizes, studies)
+    measured = [size for size in sizes if size.race]
+    for size in sizes:
+        for candidate, fault in size.faults.items():
+            note(f"{candidate} at {units.size(size.nbytes)} was left out: {fault}")
+    if not measured:
+        complain("tune", f"nothing was measured: {ended or 'no time was left; give a longer --budget'}")
+        return 1
+    if len(measured) < len(sizes):
+        missing = ", ".join(units.size(size.nbytes) for size in sizes if not size.race)
+        note(f"not measured, so the default serves there: {missing}; give a longer --budget")
+    table = table_of(
+        topology, release(), args.output.with_suffix(".samples.jsonl").name,
+        rules_of(args.collective, args.dtype, args.op, sizes), earlier(args.output, topology),
+    )  # fmt: skip
+    table.save(args.output)
+    if args.json:
+        print_json(msgspec.to_builtins(table))
+    else:
+        from tuner.commands.show import show
+
+        show(table)
+    trials = sum(len(size.ratios) for size in sizes)
+    note(f"wrote {args.output}: {len(table.rules)} rules from {trials} candidates at {len(measured)} sizes")
+    if ended:
+        complain("tune", f"{ended}; the table holds what was measured before")
+    return 1 if ended else 0
+
+
+def as_candidate(choice: Any) -> Any:
+    from tuner.space import candidate
+
+    return candidate(choice.algorithm, choice.params)
+
+
+def study_of(args: argparse.Namespace, storage: Any, topology: Any, nbytes: int) -> Any:
+    from tuner.search import Study
+    from tuner.space import space
+
+    try:
+        candidates = space(args.collective, topology.nodes, nbytes, deterministic=args.deterministic)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    name = " / ".join((
+        args.collective, args.dtype, args.op, str(nbytes), topology.fingerprint, "fixed" * args.deterministic
+    ))  # fmt: skip
+    try:
+        return Study(candidates, name, storage, args.seed + nbytes)
+    except Exception as error:
+        if args.storage is None:
+            raise
+        raise UsageError(f"--storage {args.storage}: {error}; name another file") from error
+
+
+def warm_up(args: argparse.Namespace, session: Any, size: Any) -> None:
+    """Compile what has to be compiled before the clock runs."""
+    from tuner.measure import Job
+
+    job = Job(
+        collective=args.collective, dtype=args.dtype, op=args.op, nbytes=size.nbytes, stage="warm-up", blocks=1,
+        candidates=[(size.default.algorithm, size.default.params)],
+    )  # fmt: skip
+    session.measure(job)
+
+
+def earlier(path: Path, topology: Any) -> Table | None:
+    """The table that is there, whose other rules are kept if it is for the same topology."""
+    if not path.exists():
+        return None
+    try:
+        table = load(path)
+    except TableError as error:
+        note(f"replacing what is no table: {error}")
+        return None
+    if table.topology.fingerprint != topology.fingerprint:
+        note(f"replacing {path}, a table for another topology: {table.topology.fingerprint}")
+    return table

@@ -1,0 +1,90 @@
+"""From what was measured at each size to the rules of a table: neighbours with the same winner become one interval."""
+
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from itertools import groupby, pairwise
+from typing import Any
+
+from collectives.table import ANY, DTYPE_CLASS, OP_CLASS, Place, Rule, RunnerUp, Table
+from tuner.search import Measured
+from tuner.space import BASELINE, Candidate
+
+MOVES = ("broadcast", "allgather", "gather", "scatter", "alltoall")  # no arithmetic: any dtype is as good as another
+DIGITS = 4
+
+
+def rules_of(collective: str, dtype: str, op: str, sizes: Sequence[Measured]) -> list[Rule]:
+    """Rules that cover every size. Between two sizes with different winners the border is their geometric mean.
+
+    The times of a rule are those at the largest size that it was measured at, which is named.
+    """
+    moves = collective in MOVES
+    key: dict[str, Any] = {"collective": collective, "dtype": ANY, "op": ANY}
+    if not moves:
+        key |= {"dtype": DTYPE_CLASS[dtype], "op": OP_CLASS[op]}
+    groups = [list(group) for _, group in groupby(sizes, key=lambda size: size.winner)]
+    borders = [border(left[-1].nbytes, right[0].nbytes) for left, right in pairwise(groups)]
+    rules = []
+    for place, group in enumerate(groups):
+        low = borders[place - 1] + 1 if place else 0
+        high = borders[place] if place < len(borders) else None
+        at = next((size for size in reversed(group) if size.race), None)
+        winner = group[0].winner
+        assert winner is not None
+        found: dict[str, Any] = times(at, winner) if at else {}
+        found |= {"algorithm": winner.algorithm, "params": winner.params}
+        rules.append(Rule(**key, min_bytes=low, max_bytes=high, **found))
+    return rules
+
+
+def border(low: int, high: int) -> int:
+    """The last size that the lower rule serves: the geometric mean, in a word at a time from 64 bytes on."""
+    middle = math.isqrt(low * high)
+    return max(low, min(middle - middle % 8 if middle >= 64 else middle, high - 1))
+
+
+def times(size: Measured, winner: Candidate) -> dict[str, Any]:
+    known = size.interval(winner)
+    if known is None:
+        return {}
+    medians = {each: interval.median for each in size.race if (interval := size.interval(each)) is not None}
+    others = [each for each in medians if each not in (winner, BASELINE)]
+    second = min(others, key=medians.__getitem__, default=None)
+    return {
+        "measured_bytes": size.nbytes,
+        "median_us": rounded(known.median),
+        "low_us": rounded(known.low),
+        "high_us": rounded(known.high),
+        "runner_up": None if second is None else RunnerUp(
+            algorithm=second.algorithm, params=second.params, median_us=rounded(medians[second])
+        ),
+        "native_us": rounded(medians[BASELINE]) if BASELINE in medians else None,
+    }  # fmt: skip
+
+
+def rounded(us: float) -> float:
+    return float(f"{us:.{DIGITS}g}")
+
+
+def place_of(topology: Any) -> Place:
+    return Place(
+        nodes=len(topology.nodes),
+        ranks_per_node=list(topology.ranks_per_node),
+        links=list(topology.links),
+        cpu=topology.cpu,
+        mpi=topology.mpi,
+        device=topology.device,
+        fingerprint=topology.fingerprint,
+    )
+
+
+def table_of(topology: Any, release: str, samples: str, rules: Sequence[Rule], earlier: Table | None) -> Table:
+    """A table of these rules, and of an earlier one's for the same topology on which they do not bear."""
+    kept: list[Rule] = []
+    if earlier is not None and earlier.topology.fingerprint == topology.fingerprint:
+        new = {rule.key for rule in rules}
+        kept = [rule for rule in earlier.rules if rule.key not in new]
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    place = place_of(topology)
+    return Table(treering=release, created=now, topology=place, samples=samples, rules=[*kept, *rules]).check()

@@ -1,0 +1,305 @@
+"""The search for the best candidate at each size: Optuna proposes, survivors race, noise is respected.
+
+Rank 0 alone runs this; `measure.Session` carries its decisions to the others. For every size:
+
+    screen   Optuna proposes candidates, a few at a time, each measured beside the default in the same blocks; what it
+             is told is their median ratio, which a drifting machine does not move.
+    race     the best ones, the default and the MPI library's own collective run interleaved until the best is known
+             well enough or the time is up; whoever is worse beyond the noise drops out.
+    decide   the default stays unless another is faster by a rank test corrected for the number of candidates; among
+             those that cannot be told apart, the simplest wins.
+"""
+
+import os
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from collectives.errors import CollectiveError
+from tuner import units
+from tuner.measure import Job, Outcome, Session, Stopped
+from tuner.space import BASELINE, Candidate, Space
+from tuner.statistics import Interval, holm, median_interval, ratio_interval, signed_rank
+
+FEW = 24  # candidates that are all tried
+BATCH = 5  # candidates screened together
+SCREEN_SHARE = 0.55  # of the budget
+SCREEN_BLOCKS = (5, 25)
+RACE_BLOCKS = (8, 40)  # of one round of a race
+MOST_BLOCKS = 400  # of a whole race
+RACERS = 5  # beside the default and the baseline
+NEAR = 1.3  # times the best screened: may still win a race
+HOPELESS = 4.0  # times the default: not worth more than a look
+WIDTH = 0.01  # a median known this well (half its interval, relative) is known well enough
+SIGNIFICANT = 0.05
+TIE = 0.02  # nearer than this to the best is as good
+
+
+@dataclass
+class Measured:
+    """What is known at one size. Times are microseconds; those of the race are paired by block."""
+
+    nbytes: int
+    default: Candidate
+    baseline: bool
+    ratios: dict[Candidate, float] = field(default_factory=dict)  # to the default, from screening
+    race: dict[Candidate, list[float]] = field(default_factory=dict)
+    faults: dict[Candidate, str] = field(default_factory=dict)
+    winner: Candidate | None = None
+    why: str = ""
+
+    def interval(self, candidate: Candidate) -> Interval | None:
+        return median_interval(self.race[candidate]) if self.race.get(candidate) else None
+
+
+@dataclass
+class Clock:
+    """A budget of seconds."""
+
+    seconds: float
+    started: float = field(default_factory=monotonic)
+
+    @property
+    def left(self) -> float:
+        return self.started + self.seconds - monotonic()
+
+
+class Study:
+    """Optuna's study of one size: asked for candidates, told their ratios; finished trials of earlier runs count."""
+
+    def __init__(self, space: Space, name: str, storage: Any, seed: int):
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self.space, self.optuna, self.possible = space, optuna, frozenset(space.every())
+        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=12)
+        self.study = optuna.create_study(study_name=name, storage=storage, sampler=sampler, load_if_exists=True)
+        self.known: dict[Candidate, float] = {}
+        for trial in self.study.get_trials(deepcopy=False):
+            if trial.state == optuna.trial.TrialState.COMPLETE and trial.value is not None:
+                self.known[self._candidate(trial)] = trial.value
+            elif trial.state == optuna.trial.TrialState.RUNNING and abandoned(trial.user_attrs.get("owner", "")):
+                with suppress(ValueError):  # another tuner was faster
+                    self.study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+        self.resumed = len(self.known)
+        self.queued: set[Candidate] = set()
+
+    def _candidate(self, trial: Any) -> Candidate:
+        return self.space.suggest(self.optuna.trial.FixedTrial(trial.params))
+
+    def enqueue(self, candidates: Iterable[Candidate]) -> None:
+        """Propose these first; those that are known or cannot be are left out."""
+        for candidate in candidates:
+            if candidate in self.possible and candidate not in self.known and candidate not in self.queued:
+                self.queued.add(candidate)
+                self.study.enqueue_trial(self.space.distributions(candidate))
+
+    def ask(self) -> tuple[Any, Candidate]:
+        trial = self.study.ask()
+        trial.set_user_attr("owner", f"{socket.gethostname()}:{os.getpid()}")
+        return trial, self.space.suggest(trial)
+
+    def tell(self, trial: Any, value: float | None) -> None:
+        """A ratio to the default, or None for a candidate that failed."""
+        state = None if value is not None else self.optuna.trial.TrialState.FAIL
+        self.study.tell(trial, value, state=state)
+
+    @property
+    def exhausted(self) -> bool:
+        return len(self.known) >= len(self.possible)
+
+
+def abandoned(owner: str) -> bool:
+    """Whether the process that had asked for a trial has ended; on another host nobody can tell, so no."""
+    host, _, pid = owner.rpartition(":")
+    if host != socket.gethostname() or not pid.isdecimal():
+        return False
+    return not os.path.exists(f"/proc/{pid}")
+
+
+@dataclass
+class Search:
+    """One tuning run of one collective, dtype and operation. `progress(done, text)` is told as budget is used."""
+
+    session: Session
+    collective: str
+    dtype: str
+    op: str
+    clock: Clock
+    seed: int
+    trials: int | None = None  # proposals measured at each size; None: as the budget allows
+    allow_native: bool = False
+    progress: Callable[[float, str], None] | None = None
+
+    def run(self, sizes: Sequence[Measured], studies: Sequence[Study]) -> str | None:
+        """Fills in what is measured. Returns why it ended early: an interrupt, a failure; None if it did not."""
+        ended = None
+        try:
+            self._screen(sizes, studies)
+            self._race(sizes)
+        except Interrupted:
+            ended = "interrupted"
+        except (Stopped, CollectiveError) as error:
+            ended = str(error)
+        previous: Candidate | None = None
+        for size in sizes:
+            decide(size, previous, self.allow_native)
+            previous = size.winner
+        return ended
+
+    # ------------------------------------------------------------ screening
+    def _screen(self, sizes: Sequence[Measured], studies: Sequence[Study]) -> None:
+        until = Clock(self.clock.left * SCREEN_SHARE)
+        weights = [1 + len(study.possible) / 16 for study in studies]
+        best: list[Candidate] = []
+        for place, (size, study) in enumerate(zip(sizes, studies, strict=True)):
+            share = Clock(until.left * weights[place] / sum(weights[place:]))
+            study.enqueue([size.default, *best, *study.space.simplest()])
+            if len(study.possible) <= FEW:
+                study.enqueue(study.space.every())
+            size.ratios |= study.known
+            if study.known:
+                size.ratios.setdefault(size.default, 1.0)
+            self._screen_size(size, study, share)
+            ranked = sorted(size.ratios, key=size.ratios.__getitem__)
+            best = ranked[:3]
+
+    def _screen_size(self, size: Measured, study: Study, share: Clock) -> None:
+        told, repeats = 0, 0
+        while not study.exhausted and repeats < 30:
+            if self.trials is not None and told + study.resumed >= self.trials:
+                return
+            if self.clock.left <= 0 or (told and share.left <= 0):
+                return
+            batch: dict[Candidate, Any] = {}
+            room = BATCH if self.trials is None else min(BATCH, self.trials - told - study.resumed)
+            while len(batch) < room and repeats < 30:
+                trial, candidate = study.ask()
+                if candidate in study.known or candidate in batch:
+                    repeats += 1
+                    study.tell(trial, study.known.get(candidate))
+                    continue
+                batch[candidate] = trial
+            if not batch:
+                return
+            values = self._screen_batch(size, list(batch), share)
+            for candidate, trial in batch.items():
+                value = values.get(candidate)
+                study.tell(trial, value)
+                study.known[candidate] = value if value is not None else float("inf")
+                if value is not None:
+                    size.ratios[candidate] = value
+            told += len(batch)
+            self._report(f"screening {units.size(size.nbytes)}")
+
+    def _screen_batch(self, size: Measured, batch: list[Candidate], share: Clock) -> dict[Candidate, float]:
+        """Ratios to the default of those that ran; more blocks where they are cheap, one look for the hopeless."""
+        runners = [size.default, *(candidate for candidate in batch if candidate != size.default)]
+        look = self._measure(size, runners, 2, "look")
+        size.faults |= look.faults
+        if size.default not in look.times:
+            return {}
+        ratios = {each: min(us) / min(look.times[size.default]) for each, us in look.times.items()}
+        going = [each for each, ratio in ratios.items() if ratio < HOPELESS]
+        seconds = look.block_seconds * len(going) / max(1, len(ratios))
+        blocks = within(int(max(share.left, 0) / 4 / max(seconds, 1e-6)), SCREEN_BLOCKS)
+        found = self._measure(size, going, blocks, "screen")
+        reference = found.times.get(size.default)
+        if reference is None:
+            return {}
+        ratios |= {each: ratio_interval(us, reference).median for each, us in found.times.items()}
+        size.ratios[size.default] = 1.0
+        return {each: ratio for each, ratio in ratios.items() if each in batch}
+
+    # ------------------------------------------------------------ racing
+    def _race(self, sizes: Sequence[Measured]) -> None:
+        for place, size in enumerate(sizes):
+            share = Clock(max(0.0, self.clock.left / (len(sizes) - place)))
+            self._race_size(size, share)
+
+    def _race_size(self, size: Measured, share: Clock) -> None:
+        if not size.ratios:  # the time was up before
+            return
+        ranked = sorted(size.ratios, key=size.ratios.__getitem__)
+        close = [each for each in ranked if size.ratios[each] <= NEAR * size.ratios[ranked[0]]][:RACERS]
+        kept = [size.default, *([BASELINE] if size.baseline else [])]
+        racing = [*kept, *(each for each in close if each not in kept)]
+        blocks, done = RACE_BLOCKS[0], 0
+        while racing and done < MOST_BLOCKS:
+            outcome = self._measure(size, racing, blocks, "race")
+            size.faults |= outcome.faults
+            for candidate, us in outcome.times.items():
+                size.race.setdefault(candidate, []).extend(us)
+            done += blocks
+            racing = [each for each in racing if each in outcome.times and (each in kept or not self._lost(size, each))]
+            if share.left <= 0 or self._settled(size, racing, kept):
+                break
+            blocks = within(int(share.left / 2 / max(outcome.block_seconds, 1e-6)), RACE_BLOCKS)
+        self._report(f"racing {units.size(size.nbytes)}")
+
+    def _lost(self, size: Measured, candidate: Candidate) -> bool:
+        """Worse than the best beyond the noise."""
+        length = len(size.race[candidate])
+        current = {each: us for each, us in size.race.items() if len(us) == length and each != BASELINE}
+        best = min(current, key=lambda each: median_interval(current[each]).median)
+        if best == candidate:
+            return False
+        slower = ratio_interval(current[candidate], current[best])
+        return slower.low > 1 and signed_rank(current[best], current[candidate]) < SIGNIFICANT / RACERS
+
+    def _settled(self, size: Measured, racing: Sequence[Candidate], kept: Sequence[Candidate]) -> bool:
+        """Nothing is left to tell apart, and what is left is known well."""
+        rivals = [each for each in racing if each not in kept]
+        known = all(median_interval(size.race[each]).relative_width < WIDTH for each in racing)
+        return known and len(rivals) <= 1
+
+    # ------------------------------------------------------------ both
+    def _measure(self, size: Measured, candidates: Sequence[Candidate], blocks: int, stage: str) -> Outcome:
+        job = Job(
+            collective=self.collective, dtype=self.dtype, op=self.op, nbytes=size.nbytes, stage=stage, blocks=blocks,
+            candidates=[(each.algorithm, each.params) for each in candidates], seed=self.seed + self.session.jobs,
+        )  # fmt: skip
+        outcome = self.session.measure(job)
+        if outcome.interrupted:
+            raise Interrupted
+        return outcome
+
+    def _report(self, text: str) -> None:
+        if self.progress is not None:
+            self.progress(min(1.0, 1 - self.clock.left / self.clock.seconds), text)
+
+
+class Interrupted(Exception):
+    """A rank got an interrupt, and all know."""
+
+
+def within(value: int, bounds: tuple[int, int]) -> int:
+    return max(bounds[0], min(value, bounds[1]))
+
+
+def decide(size: Measured, previous: Candidate | None, allow_native: bool) -> None:
+    """Sets the winner at one size, and why. `previous`: the winner at the size below, which wins ties for one rule."""
+    default = size.default
+    reference = size.race.get(default)
+    if not reference:
+        size.winner, size.why = default, "not measured: the default"
+        return
+    rivals = [
+        each for each, us in size.race.items()
+        if each != default and len(us) == len(reference) and (allow_native or each != BASELINE)
+    ]  # fmt: skip
+    ratios = {each: ratio_interval(size.race[each], reference) for each in rivals}
+    corrected = holm([signed_rank(size.race[each], reference) for each in rivals])
+    better = [
+        each for each, p in zip(rivals, corrected, strict=True) if p < SIGNIFICANT and ratios[each].high < 1
+    ]  # fmt: skip
+    if not better:
+        size.winner, size.why = default, "no other is faster beyond the noise"
+        return
+    best = min(better, key=lambda each: ratios[each].median)
+    ties = [each for each in better if ratios[each].median <= ratios[best].median * (1 + TIE)]
+    size.winner = min(ties, key=lambda each: (each != previous, len(each.items), ratios[each].median))
+    size.why = f"{1 / ratios[size.winner].median:.2f} times as fast as the default {default}"
