@@ -1,0 +1,54 @@
+"""Say what this machine and this launch offer, what is wrong, and the mend. With -n, ranks are tried too."""
+
+import argparse
+from dataclasses import asdict
+
+from tuner import checks, launch
+from tuner.commands.common import add_json, add_ranks, enter_ranks, note, print_json
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_ranks(parser)
+    parser.add_argument("--clean", action="store_true", help="remove what ended runs left in shared memory")
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    said = launch.announced()
+    first = said is None or said[2] == 0
+    if first and args.clean:
+        for path in checks.clean():
+            note(f"removed {path}")
+    alone = lone_worlds(said)
+    world = None if alone else enter_ranks(args, required=False)
+    found = list(checks.machine()) if first else []
+    if alone:
+        found.append(alone)
+    if world is not None and world.size > 1:
+        found += checks.ranks(world)
+    if not first:
+        return 0
+    ok = all(check.ok for check in found)
+    if args.json:
+        print_json({"ok": ok, "checks": [asdict(check) for check in found]})
+    else:
+        for check in found:
+            print(f"{'ok   ' if check.ok else 'WRONG'}  {check.name:18}  {check.found}")
+            if check.mend:
+                print(f"{'':27}-> {check.mend}")
+        print("all is well" if ok else "mend what is WRONG")
+    return 0 if ok else 1
+
+
+def lone_worlds(said: tuple[str, int, int] | None) -> checks.Check | None:
+    """The check that fails where several processes were started and MPI sees each alone; they would all wait forever."""
+    if said is None or said[1] < 2:
+        return None
+    from mpi4py import MPI
+
+    wrong = launch.worlds_of_one(MPI.COMM_WORLD.size)
+    if wrong is None:
+        return None
+    found, _, mend = wrong.partition("; ")
+    return checks.Check("launch", False, found, mend)
