@@ -76,7 +76,7 @@ class Forest:
         return self._name(b"leaf %d" % rank, 1 << rank)
 
     def fold(self, parts: tuple[bytes, ...], where: object = "") -> bytes:
-        """Left to right, rounded once: a + b + c is b + a + c to the bit, but not a + c + b, nor a + b and + c in turn."""
+        """Left to right, rounded once: a + b + c is b + a + c, but not a + c + b, nor a + b and + c in turn."""
         if len(parts) == 1:
             return parts[0]
         if parts not in self.folds:
