@@ -36,20 +36,23 @@ def edited(schedules: Sequence[Schedule], edits: Mapping[At, Any]) -> list[Sched
     def rephase(at: At, phase: Phase) -> Phase:
         return Phase({i: relane((*at, i), lane) for i, lane in phase.lanes.items()})
 
-    return [
-        Schedule(tuple(rephase((r, f), phase) for f, phase in enumerate(s.phases))) for r, s in enumerate(schedules)
-    ]
+    def redo(rank: int, schedule: Schedule) -> Schedule:
+        return Schedule(tuple(rephase((rank, f), phase) for f, phase in enumerate(schedule.phases)))
+
+    return [redo(rank, schedule) for rank, schedule in enumerate(schedules)]
 
 
 def mutate(random: Random, schedules: Sequence[Schedule], ends: int) -> tuple[str, list[Schedule]]:
     """What was done, and the mutant: to one step or lane (ends 1), or to both ends of one message (ends 2)."""
-    lanes = {
+    lanes: dict[At, Lane] = {
         (r, f, i): lane
         for r, schedule in enumerate(schedules)
         for f, phase in enumerate(schedule.phases)
         for i, lane in phase.lanes.items()
     }
-    steps = {(*at, n, k): s for at, lane in lanes.items() for n, r in enumerate(lane.rounds) for k, s in enumerate(r)}
+    steps: dict[At, Step] = {
+        (*at, n, k): s for at, lane in lanes.items() for n, r in enumerate(lane.rounds) for k, s in enumerate(r)
+    }
     kind = random.choice(ONE if ends == 1 else BOTH)
     chosen = [random.choice(list(steps))] if ends == 1 else random.choice(messages(steps))
     change = Change(random, kind, len(schedules), steps)

@@ -6,10 +6,10 @@ read what they overwrite. So what would hang an executor with little memory hang
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import reduce
+from functools import partial, reduce
 from math import floor
 from operator import add
 from random import Random
@@ -126,6 +126,12 @@ class Fold:
         return True
 
 
+def sweep(actions: Iterable[Callable[[], bool]]) -> bool:
+    """Does them all, and says whether any of them moved."""
+    moved = [action() for action in actions]
+    return any(moved)
+
+
 class Machine:
     """All ranks, and the channels between them."""
 
@@ -164,12 +170,12 @@ class Machine:
                 end.memory[e] = end.channel.pop(end)
             return ready
 
-        actions: list[Callable[[], bool]] = [lambda end=end: end.channel.push(end) for end in sends]
-        actions += [lambda end=end: land(end) for end in landing] + [fold.step for fold in reductions]
+        actions: list[Callable[[], bool]] = [partial(end.channel.push, end) for end in sends]
+        actions += [*(partial(land, end) for end in landing), *(fold.step for fold in reductions)]
         yield True
         while not all(end.over and end not in end.channel.sends for end in ends.values()):
             self.random.shuffle(actions)
-            yield any([action() for action in actions])
+            yield sweep(actions)
         for s in steps:
             if s.kind == COPY:
                 source = memory[s.own or s.buffer]
@@ -180,9 +186,8 @@ class Machine:
         for k in range(slot, segments, lane.slots) if lane.cells else [0]:
             here = memory | {SCRATCH: {}} if lane.cells else memory
             for steps in lane.rounds:
-                if lane.cells:
-                    steps = [s._replace(span=lane.segment(s.span, k, segments)) for s in steps]
-                yield from self.post(rank, (number, slot), here, steps)
+                part = [s._replace(span=lane.segment(s.span, k, segments)) for s in steps] if lane.cells else steps
+                yield from self.post(rank, (number, slot), here, part)
 
     def rank(self, rank: int, memory: Memory, schedule: Schedule, segments: int) -> Iterator[bool]:
         for phase in schedule.phases:
@@ -193,7 +198,7 @@ class Machine:
             ]
             while live:
                 self.random.shuffle(live)
-                yield any([self.advance(live, one) for one in list(live)])
+                yield sweep(partial(self.advance, live, one) for one in list(live))
 
     def advance(self, live: list[Iterator[bool]], one: Iterator[bool]) -> bool:
         moved = next(one, None)
@@ -204,20 +209,20 @@ class Machine:
     def run(self, schedules: Sequence[Schedule], memories: list[Memory], segments: int) -> None:
         live = [self.rank(r, memories[r], schedule, segments) for r, schedule in enumerate(schedules)]
         while live:
-            some = [one for one in live if self.random.random() < 0.7]
-            if not any([self.advance(live, one) for one in some]):
-                if not any([self.advance(live, one) for one in list(live)]):
-                    raise Wrong("nobody moves")
+            everyone = [partial(self.advance, live, one) for one in live]
+            some = [one for one in everyone if self.random.random() < 0.7]
+            if not sweep(some) and not sweep(partial(self.advance, live, one) for one in list(live)):
+                raise Wrong("nobody moves")
         if any(link.sends or link.receives or link.inside for link in self.channels.values()):
             raise Wrong("messages are left over")
 
 
 def check(
-    schedules: Sequence[Schedule], contract: Contract, count: int, segments: int, canonical: bool, seed: int
+    schedules: Sequence[Schedule], contract: Contract, count: int, *, segments: int, canonical: bool, seed: int
 ) -> None:
-    """Runs schedules on `count` elements: exact sums and means, the same floats on every rank, in rank order if canonical.
+    """Runs on `count` elements. Wrong unless sums and means are exact, and floats equal on all ranks.
 
-    Wrong where anything differs.
+    Canonical ones must be those of a fold in rank order.
     """
     machine = Machine(count, seed)
 

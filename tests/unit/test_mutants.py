@@ -42,10 +42,11 @@ def test_mutants_are_refused_or_right(algorithm):
             refused += 1
             continue
         for segments in (1, 4):
-            try:
-                check(mutant, promise, random.randrange(20, 60), segments, report.canonical, random.randrange(1000))
-            except Exception as problem:
-                pytest.fail(f"mutant {made} ({kind}, {len(schedules)} ranks) was proved, but computes: {problem!r}")
+            print(
+                f"proved: mutant {made} ({kind}), {len(schedules)} ranks, {segments} segments"
+            )  # shown if it is wrong
+            count, seed = random.randrange(20, 60), random.randrange(1000)
+            check(mutant, promise, count, segments=segments, canonical=report.canonical, seed=seed)
     assert refused > EACH * 0.75
 
 
