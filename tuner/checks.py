@@ -1,4 +1,4 @@
-"""What can be wrong with a machine or a launch, looked at one by one. A check never raises: what it meets is its answer."""
+"""What can be wrong with a machine or a launch. A check never raises: what it meets is its answer."""
 
 import ctypes
 import importlib.util
@@ -62,11 +62,11 @@ def launched() -> bool:
 
 
 def python() -> Check:
-    parts = [f"Python {platform.python_version()}"]
-    for name in ("treering", "mpi4py", "numba", "optuna", "msgspec"):
-        parts.append(f"{name} {installed(name) or 'missing'}")
-    missing = [part.split()[0] for part in parts if part.endswith(" missing") and not part.startswith("treering")]
-    return Check("packages", not missing, ", ".join(parts), f"pip install {' '.join(missing)}" if missing else "")
+    there = {name: installed(name) for name in ("treering", "mpi4py", "numba", "optuna", "msgspec")}
+    missing = [name for name, found in there.items() if found is None and name != "treering"]
+    found = ", ".join(f"{name} {found or 'is missing'}" for name, found in there.items())
+    mend = f"pip install {' '.join(missing)}" if missing else ""
+    return Check("packages", not missing, f"Python {platform.python_version()}, {found}", mend)
 
 
 def installed(name: str) -> str | None:
@@ -82,15 +82,14 @@ def mpi_library() -> Check:
     except CollectiveError as error:
         found, _, mend = str(error).partition("; ")
         return Check("MPI library", False, found, mend)
-    return Check("MPI library", True, mpi.version.strip())
+    return Check("MPI library", True, mpi.version)
 
 
 def mpi_wheels() -> Check:
     there = [f"{name} {found}" for name in MPI_WHEELS if (found := installed(name))]
     mend = "keep one (pip uninstall the others, then reinstall the one): they overwrite each other's mpiexec"
-    return Check(
-        "MPI wheels", len(there) < 2, ", ".join(there) or "none (a cluster's own MPI)", mend * (len(there) > 1)
-    )
+    found = ", ".join(there) or "none (a cluster's own MPI)"
+    return Check("MPI wheels", len(there) < 2, found, mend if len(there) > 1 else "")
 
 
 def launcher() -> Check:

@@ -5,8 +5,8 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 
+from collectives import __version__
 from collectives.errors import CollectiveError
 from tuner.commands.common import UsageError, complain, is_first, leave
 
@@ -24,19 +24,12 @@ COMMANDS = {
 def parser() -> argparse.ArgumentParser:
     """The whole command line; each command's module adds its flags and says what runs it."""
     whole = argparse.ArgumentParser(prog="treering", description="Collective communication, tuned for your machine.")
-    whole.add_argument("--version", action="version", version=f"treering {release()}")
+    whole.add_argument("--version", action="version", version=f"treering {__version__}")
     commands = whole.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, text in COMMANDS.items():
         module = import_module(f"tuner.commands.{name}")
         module.add(commands.add_parser(name, help=text, description=module.__doc__))
     return whole
-
-
-def release() -> str:
-    try:
-        return version("treering")
-    except PackageNotFoundError:
-        return "(not installed)"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -59,7 +59,7 @@ def library() -> Library:
             f"no MPI library can be loaded: {said}; install one (pip install 'treering[mpich]'), or build mpi4py "
             "against the cluster's own: MPICC=mpicc pip install --no-binary mpi4py mpi4py"
         )
-    version = (done.stdout.strip().splitlines() or [""])[0]
+    version = " ".join((done.stdout.strip().splitlines() or [""])[0].split())
     return Library(vendor(version), version)
 
 
@@ -175,7 +175,7 @@ def worlds_of_one(mpi_size: int, environment: Mapping[str, str] | None = None) -
     except LaunchError:
         right = f"the mpiexec of {mpi.name or 'that library'}"
     return (
-        f"{expected} processes were started ({variable}={expected}), but {mpi.version.strip()} sees a world of "
+        f"{expected} processes were started ({variable}={expected}), but {mpi.version} sees a world of "
         f"{mpi_size}: the launcher belongs to another MPI library; start with {right}, or let treering start the "
         f"ranks: -n {expected}"
     )

@@ -28,6 +28,7 @@ FEW = 24  # candidates that are all tried
 BATCH = 5  # candidates screened together
 SCREEN_SHARE = 0.55  # of the budget
 SCREEN_BLOCKS = (5, 25)
+OVERTIME = 0.25  # of the budget, so that sizes which were screened get a short race
 RACE_BLOCKS = (8, 40)  # of one round of a race
 MOST_BLOCKS = 400  # of a whole race
 RACERS = 5  # beside the default and the baseline
@@ -217,6 +218,8 @@ class Search:
     # ------------------------------------------------------------ racing
     def _race(self, sizes: Sequence[Measured]) -> None:
         for place, size in enumerate(sizes):
+            if self.clock.left < -OVERTIME * self.clock.seconds:
+                return
             share = Clock(max(0.0, self.clock.left / (len(sizes) - place)))
             self._race_size(size, share)
 

@@ -178,11 +178,12 @@ def factor(collective: str, ranks: int) -> float:
 
 
 def context(args: argparse.Namespace, comm: Any) -> dict[str, Any]:
-    from tuner.cli import release
+    import collectives
 
     topology = comm.topology
     return {
-        "treering": release(), "date": datetime.now(UTC).isoformat(timespec="seconds"), "host": platform.node(),
+        "treering": collectives.__version__, "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "host": platform.node(),
         "python": platform.python_version(), "cpu": topology.cpu, "cores": len(os.sched_getaffinity(0)),
         "mpi": topology.mpi, "ranks_per_node": list(topology.ranks_per_node), "links": list(topology.links),
         "table": args.table or os.environ.get("TREERING_TABLE"), "in_place": True,

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def lone_worlds(said: tuple[str, int, int] | None) -> checks.Check | None:
-    """The check that fails where several processes were started and MPI sees each alone; they would all wait forever."""
+    """The check that fails where several processes were started and MPI sees each alone."""
     if said is None or said[1] < 2:
         return None
     from mpi4py import MPI

@@ -1,7 +1,6 @@
 """Show a tuning table: which algorithm serves which sizes, how fast, against what. --plot draws the crossovers."""
 
 import argparse
-import shutil
 import sys
 from itertools import groupby
 from pathlib import Path
@@ -14,6 +13,7 @@ from tuner import units
 from tuner.commands.common import UsageError, add_json, note, print_json
 from tuner.space import Candidate
 
+WIDE = 200  # columns where no terminal limits them
 BAR = 16  # characters of a speed-up of LONGEST
 LONGEST = 4.0
 EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -49,7 +49,7 @@ def show(table: Table) -> None:
     from rich.console import Console
     from rich.table import Table as Grid
 
-    width = None if sys.stdout.isatty() else max(120, shutil.get_terminal_size((120, 24)).columns)
+    width = None if sys.stdout.isatty() else WIDE
     console = Console(width=width, highlight=False)
     place = table.topology
     console.print(
@@ -61,7 +61,8 @@ def show(table: Table) -> None:
         for heading, justify in (("bytes", "right"), ("algorithm", "left"), ("at", "right"), ("median", "right"),
                                  ("95 %", "left"), ("native", "right"), ("speed-up over native", "left"),
                                  ("runner-up", "left")):  # fmt: skip
-            grid.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+            folds = heading in ("algorithm", "runner-up")
+            grid.add_column(heading, justify=justify, no_wrap=not folds, overflow="fold")  # type: ignore[arg-type]
         for rule in rules:
             grid.add_row(*row(rule))
         console.print(grid)

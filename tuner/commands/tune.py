@@ -126,7 +126,7 @@ def storage_of(url: str | None) -> Any:
 
 def lead(args: argparse.Namespace, session: Any) -> int:
     """What rank 0 does: search, then write the table from what there is."""
-    from tuner.cli import release
+    import collectives
     from tuner.rules import rules_of, table_of
     from tuner.search import Clock, Measured, Search
 
@@ -163,7 +163,7 @@ def lead(args: argparse.Namespace, session: Any) -> int:
         missing = ", ".join(units.size(size.nbytes) for size in sizes if not size.race)
         note(f"not measured, so the default serves there: {missing}; give a longer --budget")
     table = table_of(
-        topology, release(), args.output.with_suffix(".samples.jsonl").name,
+        topology, collectives.__version__, args.output.with_suffix(".samples.jsonl").name,
         rules_of(args.collective, args.dtype, args.op, sizes), earlier(args.output, topology),
     )  # fmt: skip
     table.save(args.output)
