@@ -5,6 +5,7 @@ import os
 import random
 import stat
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -40,8 +41,14 @@ def table(*rules, place=None):
 
 def rich_table():
     """One of everything that a table may hold."""
-    best = {"algorithm": "recursive_doubling", "params": {}, "median_us": 2.5}
-    timed = {"measured_bytes": 4096, "median_us": 1.5, "low_us": 1.25, "high_us": 2.0, "native_us": 1.75}
+    best: dict[str, Any] = {"algorithm": "recursive_doubling", "params": {}, "median_us": 2.5}
+    timed: dict[str, Any] = {
+        "measured_bytes": 4096,
+        "median_us": 1.5,
+        "low_us": 1.25,
+        "high_us": 2.0,
+        "native_us": 1.75,
+    }
     made = table(
         rule(5793, None, "ring", params={"segment_bytes": 65536, "slots": 2, "spin": None, "eager": True, "gain": 0.5}),
         rule(0, 5792, "one_shot", **timed, runner_up=RunnerUp(**best)),
@@ -333,6 +340,7 @@ def test_a_table_for_two_by_two_does_not_serve_one_by_four():
 
 def test_the_margin_is_how_much_longer_the_runner_up_took():
     choice = choose(rich_table().check(), TWO, "allreduce", 64, "float32", "sum")
+    assert choice.runner_up is not None
     assert choice.runner_up.algorithm == "recursive_doubling"
     assert choice.margin == pytest.approx(2.5 / 1.5 - 1)
     assert "1.5 us at 4096 bytes, runner-up recursive_doubling 2.5 us" in choice.reason

@@ -13,7 +13,7 @@ from tuner.commands.common import UsageError, add_json, note, print_json, value
 from tuner.space import Candidate, candidate
 
 Nodes = list[list[int]]
-LABEL = 44  # characters of an algorithm with its parameters
+LABEL = 84  # characters of an algorithm with its parameters
 
 
 def add(parser: argparse.ArgumentParser) -> None:
