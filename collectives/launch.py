@@ -52,7 +52,22 @@ def connect(mpi_comm: Any = None) -> Group:
         raise TypeError(f"mpi_comm is a {type(mpi_comm).__name__}; pass an mpi4py intracommunicator")
     comm = mpi_comm.Dup()
     comm.Set_errhandler(MPI.ERRORS_RETURN)
-    return Group(comm, comm.Split_type(MPI.COMM_TYPE_SHARED), comm.Dup())
+    return Group(comm, split_by_node(comm), comm.Dup())
+
+
+def split_by_node(comm: Any) -> Any:
+    """The ranks that share memory with this one. TREERING_RANKS_PER_NODE=n parts a host into nodes of n ranks each."""
+    from mpi4py import MPI
+
+    host = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    given = os.environ.get("TREERING_RANKS_PER_NODE")
+    if not given:
+        return host
+    if not given.isdigit() or int(given) < 1:
+        raise ValueError(f"TREERING_RANKS_PER_NODE is {given!r}; it is a number of ranks, 1 or more")
+    node = host.Split(host.rank // int(given), host.rank)
+    host.Free()
+    return node
 
 
 def refuse_lone_worlds(size: int, library: str) -> None:
