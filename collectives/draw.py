@@ -33,7 +33,7 @@ def text(schedules: Sequence[Schedule], title: str = "") -> str:
     columns = range(len(schedules))
     table = [["", *(f"rank {rank}" for rank in columns)]]
     for row in range(1 + max((row for row, _ in cells), default=-1)):
-        lines = [cell(cells.get((row, rank), []), unit) for rank in columns]
+        lines = [cell(cells.get((row, rank), []), unit, len(schedules) - 1) for rank in columns]
         aside = [f"round {row}"]
         table += map(list, zip_longest(aside, *lines, fillvalue=""))
     width = [2 + max(map(len, column)) for column in zip(*table, strict=True)]
@@ -49,11 +49,11 @@ def text(schedules: Sequence[Schedule], title: str = "") -> str:
     return "\n".join([*filter(None, head), "", *body, ""])
 
 
-def cell(found: Iterable[tuple[str, Span, int | str]], unit: int) -> list[str]:
+def cell(found: Iterable[tuple[str, Span, int | str]], unit: int, others: int) -> list[str]:
     """A line for each sign and span; the ranks that share them are put together."""
     order = sorted(found, key=lambda x: (">+<=".index(x[0]), x[1], x[2]))
     return [
-        f"{name(span, unit)} {sign} {ranks([peer for _, _, peer in same])}"
+        f"{name(span, unit)} {sign} {ranks([peer for _, _, peer in same], others)}"
         for (sign, span), same in groupby(order, key=lambda x: x[:2])
     ]
 
@@ -64,9 +64,11 @@ def name(span: Span, unit: int) -> str:
     return "[all]" if span == WHOLE else f"[{first}]" if first == last else f"[{first}-{last}]"
 
 
-def ranks(found: Sequence[int | str]) -> str:
-    """ "0-2,5" for 0, 1, 2 and 5."""
+def ranks(found: Sequence[int | str], others: int) -> str:
+    """ "0-2,5" for ranks 0, 1, 2 and 5; "others" for all of three or more."""
     numbers = [x for x in found if isinstance(x, int)]
+    if len(numbers) == others > 2:
+        return "others"
     runs = [[x for _, x in run] for _, run in groupby(enumerate(numbers), key=lambda x: x[1] - x[0])]
     parts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs]
     return ",".join([*parts, *(x for x in found if isinstance(x, str))])

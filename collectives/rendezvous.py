@@ -5,7 +5,7 @@ all. Both ends must name the same span, cells and slots, and nothing may be left
 
 Messages may stream: an executor folds what comes piece by piece, and holds only a few pieces, so that no message of a
 fold can end long before the others begin. Nor can a send of the same round whose place the fold overwrites, since the
-fold follows behind it. Therefore
+fold follows behind it: it may run ahead, but the proof does not count on that. Therefore
 
     bundle    the messages of one fold, and the sends of its round that read what it overwrites. A message has two ends,
               so bundles reach from rank to rank; those that share a message are one.
@@ -263,9 +263,13 @@ class Meeting:
             mine, late = self.late(turn)
             if late is None:
                 return f"{mine}, and others, are posted at both ends, but each comes behind another in its channel"
-            chain[turn] = f"{mine} waits for {late}"
+            chain[turn] = f"{mine} waits for {late}{'' if self.meet(mine, late) else ', with which it streams'}"
             turn = next(t for t in posted if t.before(late.turn))
         return "; ".join(list(chain.values())[list(chain).index(turn) :])
+
+    def meet(self, mine: End, late: End) -> bool:
+        """Whether they are the two ends of one message."""
+        return any({m.out, m.back} == {mine, late} for m in mine.turn.sends + mine.turn.receives)
 
     def late(self, turn: Turn) -> tuple[End, End | None]:
         """A message of the round that is not complete, and an end that it waits for."""

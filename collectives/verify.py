@@ -20,6 +20,7 @@ from itertools import chain, groupby, pairwise, product
 from typing import Any, NamedTuple
 
 from collectives.algorithms import SEGMENT_BYTES, SLOTS, Algorithm, every, names
+from collectives.algorithms.registry import Nodes
 from collectives.contract import ROOTED, Contract, contract
 from collectives.rendezvous import Fault, Meeting, Program, Turn, programs
 from collectives.schedule import COPY, INPUT, RECV, SCRATCH, SEND, Schedule, Span
@@ -231,22 +232,26 @@ SHAPES = tuple(map(shape, ("2x2", "2x3", "3x4", "3+1"))) + ([[0, 2, 4], [1, 3]],
 def prove(
     collective: str | None = None,
     ranks: Iterable[int] = range(1, 18),
-    shapes: Iterable[Sequence[Sequence[int]]] = SHAPES,
+    shapes: Iterable[Nodes] = SHAPES,
     algorithms: Iterable[str] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Proves what is registered, one row for each algorithm, number of ranks, shape of nodes, root and setting.
 
-    Shapes of nodes are for algorithms that take them; they run on one node of all ranks, too. `bytes_sent` is by the
-    rank that sends most, in lengths of the message. `order` is "fixed" where every result is folded in rank order, else
-    "any". What an algorithm declares that it cannot serve is left out. ValueError for a name that is not there.
+    Algorithms that take nodes are proved for the shapes, and for each number of ranks in nodes of four, the last one
+    smaller. `bytes_sent` is by the rank that sends most, in lengths of the message. `order` is "fixed" where every
+    result is folded in rank order, else "any". What an algorithm declares that it cannot serve is left out. ValueError
+    for a name that is not there.
     """
-    found, sizes, nodes = every(collective), list(ranks), list(shapes)
+    found, sizes, nodes = every(collective), list(ranks), [[list(node) for node in x] for x in shapes]
     there = dict.fromkeys(names(collective) if collective else (a.name for a in found))
     wanted = set(there if algorithms is None else algorithms)
     if unknown := sorted(wanted - there.keys()):
         raise ValueError(f"no algorithm is called {', '.join(unknown)}; there are {', '.join(there)}")
+    fours = [[list(range(i, min(i + 4, p))) for i in range(0, p, 4)] for p in sizes]
     for a in (a for a in found if a.name in wanted):
-        cases = [(p, None) for p in sizes] + [(sum(map(len, x)), x) for x in nodes if a.needs_nodes]
+        cases: list[tuple[int, Nodes | None]] = (
+            [(sum(map(len, x)), x) for x in fours + nodes] if a.needs_nodes else [(p, None) for p in sizes]
+        )
         for p, x in cases:
             for root in sorted({0, p // 2, p - 1}) if a.collective in ROOTED else [None]:
                 for params in settings(a) if not a.refusal(p, x) else ():
@@ -263,9 +268,7 @@ def settings(a: Algorithm) -> Iterator[dict[str, Any]]:
             yield plain | {SEGMENT_BYTES.name: SEGMENT_BYTES.choices[-1], SLOTS.name: SLOTS.choices[0]}
 
 
-def row(
-    a: Algorithm, p: int, nodes: Sequence[Sequence[int]] | None, root: int | None, params: dict[str, Any]
-) -> dict[str, Any]:
+def row(a: Algorithm, p: int, nodes: Nodes | None, root: int | None, params: dict[str, Any]) -> dict[str, Any]:
     case = {"collective": a.collective, "algorithm": a.name, "ranks": p, "nodes": nodes, "root": root, "params": params}
     segments = params.get(SLOTS.name, 0) + 1
     try:

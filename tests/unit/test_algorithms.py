@@ -1,0 +1,384 @@
+"""Every registered algorithm: proved, priced and computed; and the registry itself."""
+
+from collections.abc import Iterator
+from fractions import Fraction
+from types import SimpleNamespace
+
+import pytest
+
+from collectives.algorithms import Algorithm, Parameter, double_tree, every, find, names, register, registry
+from collectives.contract import COLLECTIVES, ROOTED, contract
+from collectives.schedule import DATA, INPUT, OUTPUT, SCRATCH, SEND, WHOLE, Group, Span, recv_reduce, send
+from collectives.verify import prove, settings, shape, verify
+from tests.unit.reference import check
+
+ALL = pytest.mark.parametrize("algorithm", every(), ids=lambda a: f"{a.collective}-{a.name}")
+ODD_SHAPES = (
+    shape("2+3+2"),
+    shape("1+4"),
+    [[0, 3, 5], [1], [2, 4]],
+    [[4, 2], [0, 3, 1]],
+    [[i, i + 4] for i in range(4)],
+)
+
+
+@ALL
+def test_proved_for_1_to_17_ranks_and_shapes(algorithm):
+    rows = list(prove(algorithm.collective, algorithms=[algorithm.name]))
+    assert [row["error"] for row in rows if not row["ok"]] == []
+    assert {row["ranks"] for row in rows} >= set(range(1, 18))
+
+
+@pytest.mark.parametrize("nodes", ODD_SHAPES, ids=str)
+def test_hierarchical_is_proved_on_uneven_and_interleaved_nodes(nodes):
+    rows = list(prove("allreduce", ranks=(), shapes=[nodes], algorithms=["hierarchical"]))
+    assert [row["error"] for row in rows if not row["ok"]] == []
+    assert {(row["params"]["inner"], row["params"]["leaders"]) for row in rows} >= {
+        ("ring", "all"),
+        ("two_shot", "one"),
+    }
+
+
+@ALL
+def test_proved_at_33_ranks_with_many_segments(algorithm):
+    nodes = [list(range(i, min(i + 7, 33))) for i in range(0, 33, 7)]
+    for params in [{}, {"segment_bytes": 4096, "slots": 3}] if algorithm.pipelined else [{}]:
+        verify(algorithm.schedules(33, nodes=nodes, **params), contract(algorithm.collective, 33), segments=2)
+
+
+@ALL
+def test_computes_the_right_numbers_whenever_messages_move(algorithm):
+    shapes = [None, shape("2x2"), shape("2+3")] if algorithm.needs_nodes else [None]
+    seed = 0
+    for p, nodes in [(p, None) for p in (1, 2, 3, 5, 6)] + [(sum(map(len, x)), x) for x in shapes if x]:
+        root = p - 1 if algorithm.collective in ROOTED else 0
+        promise = contract(algorithm.collective, p, root)
+        for params in settings(algorithm):
+            schedules = algorithm.schedules(p, nodes=nodes, root=root, **params)
+            canonical = verify(schedules, promise).canonical
+            for segments in (1, 4) if "slots" in params else (1,):
+                check(schedules, promise, 29 + seed % 7, segments=segments, canonical=canonical, seed=seed)
+                seed += 1
+
+
+# What it costs: rounds along the longest chain, message lengths sent and folded by the rank that does most
+
+
+def bits(p):
+    """ceil(log2 p)"""
+    return (p - 1).bit_length()
+
+
+def depth(p):
+    """Of a binomial tree: as many edges as the place in it has bits."""
+    return max(v.bit_count() for v in range(p))
+
+
+def log(p):
+    return p.bit_length() - 1
+
+
+def share(p):
+    return Fraction(p - 1, p)
+
+
+def is_power(p):
+    return p.bit_count() == 1
+
+
+def halving(p):
+    q = 1 << log(p)
+    if is_power(p):
+        return 2 * log(p), 2 * share(p), share(p)
+    return 2 * log(p) + 2, Fraction(5, 2) - Fraction(2, q), Fraction(3, 2) - Fraction(1, q)
+
+
+def doubling(p):
+    extra = not is_power(p)
+    return log(p) + 2 * extra, log(p) + extra, log(p) + extra
+
+
+COSTS = {
+    ("allreduce", "ring"): lambda p: (2 * (p - 1), 2 * share(p), share(p)),
+    ("allreduce", "recursive_doubling"): doubling,
+    ("allreduce", "halving_doubling"): halving,
+    ("allreduce", "binomial_tree"): lambda p: (2 * depth(p), bits(p), bits(p)),
+    ("allreduce", "one_shot"): lambda p: (p > 1, p - 1, p - 1),
+    ("allreduce", "two_shot"): lambda p: (2 * (p > 1), 2 * share(p), share(p)),
+    ("reduce_scatter", "ring"): lambda p: (p - 1, share(p), share(p)),
+    ("reduce_scatter", "direct"): lambda p: (p > 1, share(p), share(p)),
+    ("allgather", "ring"): lambda p: (p - 1, share(p), 0),
+    ("allgather", "bruck"): lambda p: (bits(p), share(p), 0),
+    ("allgather", "direct"): lambda p: (p > 1, share(p), 0),
+    ("reduce", "binomial_tree"): lambda p: (depth(p), p > 1, bits(p)),
+    ("broadcast", "binomial_tree"): lambda p: (depth(p), bits(p), 0),
+    ("broadcast", "scatter_allgather"): lambda p: (depth(p) + p - 1, 2 * share(p), 0),
+}
+
+
+@pytest.mark.parametrize("p", range(1, 18))
+@pytest.mark.parametrize("collective, name", COSTS)
+def test_costs_what_its_closed_form_says(collective, name, p):
+    report = verify(find(collective, name).schedules(p), contract(collective, p))
+    assert (report.rounds, report.sent, report.folded) == COSTS[collective, name](p)
+
+
+@pytest.mark.parametrize("p", range(2, 18))
+def test_the_double_tree_sends_at_most_twice_and_folds_at_most_once(p):
+    report = verify(find("allreduce", "double_tree").schedules(p), contract("allreduce", p))
+    assert report.sent <= 2
+    assert report.folded <= 1
+    assert report.rounds <= 2 * bits(p + 1)
+
+
+@pytest.mark.parametrize("m, k", [(2, 2), (2, 3), (3, 4), (4, 1), (1, 5)])
+def test_the_hierarchical_cost_is_that_of_its_parts(m, k):
+    nodes, hierarchical = [range(i * k, i * k + k) for i in range(m)], find("allreduce", "hierarchical")
+    for inner in ("ring", "recursive_doubling", "halving_doubling", "one_shot", "two_shot", "binomial_tree"):
+        between = COSTS["allreduce", inner](m)
+        r = verify(hierarchical.schedules(m * k, nodes=nodes, inner=inner), contract("allreduce", m * k))
+        assert r.rounds == 2 * (k > 1) + between[0]
+        assert (r.sent, r.folded) == (2 * share(k) + between[1] / Fraction(k), share(k) + between[2] / Fraction(k))
+        r = verify(hierarchical.schedules(m * k, nodes=nodes, inner=inner, leaders="one"), contract("allreduce", m * k))
+        assert (r.rounds, r.folded) == (2 * depth(k) + between[0], bits(k) + between[2])
+        assert bits(k) <= r.sent <= bits(k) + between[1] + (k > 1)
+
+
+def test_every_algorithm_has_a_closed_form_or_bounds_of_its_own():
+    others = {("allreduce", "double_tree"), ("allreduce", "hierarchical")}
+    assert {(a.collective, a.name) for a in every()} == COSTS.keys() | others
+
+
+def test_which_have_the_canonical_tree():
+    fixed = {(a.collective, a.name) for a in every() if verify(a.schedules(5), contract(a.collective, 5)).canonical}
+    moves = {(a.collective, a.name) for a in every() if a.collective in ("allgather", "broadcast")}
+    one_node = {("allreduce", "hierarchical")}  # 5 ranks, and no nodes given
+    direct = {("allreduce", "one_shot"), ("allreduce", "two_shot"), ("reduce_scatter", "direct")}
+    assert fixed == moves | one_node | direct
+
+
+# How algorithms are put together
+
+
+def test_no_rank_is_an_inner_node_of_both_trees():
+    for p in range(2, 70):
+        trees = [double_tree.trees(Group(range(p), me)) for me in range(p)]
+        for pick in (0, 1):
+            assert sum(tree[pick].parent is None for tree in trees) == 1
+            for me, tree in enumerate(trees):
+                assert all(trees[child][pick].parent == me for child in tree[pick].children)
+        assert not any(first.children and second.children for first, second in trees)
+
+
+def test_hierarchical_is_proved_on_one_node():
+    hierarchical = find("allreduce", "hierarchical")
+    for p in range(1, 10):
+        for params in settings(hierarchical):
+            verify(hierarchical.schedules(p, **params), contract("allreduce", p), segments=3)
+
+
+def test_hierarchical_is_two_shot_on_one_node_and_the_inner_one_on_nodes_of_one():
+    hierarchical = find("allreduce", "hierarchical")
+    assert hierarchical.schedules(5) == find("allreduce", "two_shot").schedules(5)
+    single = [[rank] for rank in range(6)]
+    for leaders in ("all", "one"):
+        alone = hierarchical.schedules(6, nodes=single, inner="halving_doubling", leaders=leaders)
+        assert alone == find("allreduce", "halving_doubling").schedules(6)
+
+
+@ALL
+def test_talks_to_its_group_alone(algorithm):
+    ranks = (3, 8, 9, 20, 21)
+    for me in ranks:
+        schedule = algorithm.schedule(ranks, me, nodes=[[3, 8], [9, 20, 21]])
+        steps = [s for phase in schedule.phases for lane in phase.lanes.values() for r in lane.rounds for s in r]
+        assert {s.peer for s in steps} - {None} <= set(ranks) - {me}
+        assert any(s.peer is not None for s in steps)
+
+
+@ALL
+def test_emits_few_steps_at_1024_ranks(algorithm):
+    schedule = algorithm.schedule(range(1024), 517, nodes=[range(i, i + 8) for i in range(0, 1024, 8)])
+    steps = sum(len(r) for phase in schedule.phases for lane in phase.lanes.values() for r in lane.rounds)
+    assert 0 < steps <= 4 * 1024
+
+
+@ALL
+def test_a_pipeline_is_the_same_rounds_in_cells_and_slots(algorithm):
+    if not algorithm.pipelined:
+        assert algorithm.name == "bruck"
+        return
+    nodes = shape("2x3")
+    plain = algorithm.schedule(range(6), 4, nodes=nodes)
+    piped = algorithm.schedule(range(6), 4, nodes=nodes, segment_bytes=1 << 12, slots=5)
+    lanes = [lane for phase in piped.phases for lane in phase.lanes.values()]
+    assert [lane.slots for lane in lanes] == [5] * len(lanes)
+    assert all(lane.cells for lane in lanes)
+    assert not any(lane.cells for phase in plain.phases for lane in phase.lanes.values())
+    assert [lane.rounds for lane in lanes] == [lane.rounds for phase in plain.phases for lane in phase.lanes.values()]
+
+
+@ALL
+def test_is_documented(algorithm):
+    first, *rest = algorithm.doc.splitlines()
+    assert first.endswith((".", ","))
+    assert algorithm.cost
+    assert all(any(line.startswith(word) for line in rest) for word in ("Cost: ", "Serves: ", "Paper: "))
+    assert all(parameter.doc and parameter.default in parameter.choices for parameter in algorithm.parameters)
+
+
+# The registry
+
+
+@pytest.fixture
+def scratch_registry(monkeypatch):
+    """A registry in which a test may register what it likes."""
+    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
+
+
+def exchange(g: Group, span: Span = WHOLE) -> Iterator[list]:
+    peer = g[g.rank ^ 1]
+    yield [send(span, peer), recv_reduce(span, peer)]
+
+
+def test_names():
+    assert names("allreduce")[:3] == ("ring", "recursive_doubling", "halving_doubling")
+    assert {a.collective for a in every()} == set(COLLECTIVES)
+    assert every("reduce") == (find("reduce", "binomial_tree"),)
+
+
+def test_unknown_names_list_what_there_is():
+    with pytest.raises(ValueError, match="allreduce has no algorithm called 'rings'; it has: ring, recursive_doubling"):
+        find("allreduce", "rings")
+    for ask in (lambda: find("barrier", "ring"), lambda: names("barrier")):
+        with pytest.raises(ValueError, match="no collective is called 'barrier'; there are allreduce"):
+            ask()
+
+
+def test_parameters_are_filled_in_and_checked():
+    hierarchical = find("allreduce", "hierarchical")
+    full = {"inner": "ring", "leaders": "one", "segment_bytes": None, "slots": 2}
+    assert hierarchical.check(leaders="one") == full
+    assert hierarchical.check(segment_bytes=12345, slots=17)["segment_bytes"] == 12345
+    with pytest.raises(ValueError, match=r"has no parameter 'segments'; it has: inner, leaders, segment_bytes, slots"):
+        hierarchical.check(segments=3)
+    with pytest.raises(ValueError, match=r"bruck has no parameter 'slots'; it has: none"):
+        find("allgather", "bruck").check(slots=2)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"slots": 0},
+        {"slots": True},
+        {"slots": 2.0},
+        {"slots": None},
+        {"segment_bytes": -1},
+        {"segment_bytes": "64K"},
+        {"inner": "double_tree"},
+        {"inner": 3},
+        {"leaders": None},
+    ],
+    ids=str,
+)
+def test_bad_values_are_refused_with_what_is_allowed(params):
+    (name,) = params
+    with pytest.raises(ValueError, match=rf"{name}=.* is not allowed; {name}: "):
+        find("allreduce", "hierarchical").check(**params)
+
+
+def test_restrictions_are_refused_by_name_with_what_would_serve():
+    even = Algorithm("allreduce", "swing", exchange, even=True)
+    power = Algorithm("allreduce", "butterfly", exchange, power_of_two=True)
+    assert even.refusal(6) is power.refusal(8) is even.refusal(1) is power.refusal(1) is None
+    assert (even.refusal(5) or "").startswith(
+        "allreduce swing needs an even number of ranks, not 5; ring, recursive_doubling,"
+    )
+    assert (power.refusal(6) or "").startswith("allreduce butterfly needs a power of two of ranks, not 6; ring, ")
+    with pytest.raises(ValueError, match="swing needs an even number of ranks"):
+        even.schedule(range(5), 0)
+
+
+@pytest.mark.parametrize("nodes", [[[0, 1], [2]], [[0, 1], [1, 2, 3]], [[0, 1, 2, 3], [0]]], ids=str)
+def test_nodes_must_hold_every_rank_once(nodes):
+    with pytest.raises(ValueError, match="hierarchical needs nodes that hold each of the 4 ranks once"):
+        find("allreduce", "hierarchical").schedule(range(4), 0, nodes=nodes)
+
+
+def test_nodes_of_other_ranks_are_refused():
+    with pytest.raises(ValueError, match=r"rank 3 is on none of the nodes \[\[0, 1\], \[2, 4\]\]"):
+        find("allreduce", "hierarchical").schedule(range(4), 3, nodes=[[0, 1], [2, 4]])
+
+
+@pytest.mark.parametrize("root", [-1, 4])
+def test_a_root_out_of_range_is_refused(root):
+    with pytest.raises(ValueError, match=f"root {root} is not one of 4 ranks, 0 to 3"):
+        find("reduce", "binomial_tree").schedule(range(4), 0, root=root)
+
+
+@pytest.mark.usefixtures("scratch_registry")
+def test_what_is_registered_is_proved():
+    register(Algorithm("allreduce", "exchange", exchange, power_of_two=True))
+    assert "exchange" in names("allreduce")
+    rows = {row["ranks"]: row for row in prove("allreduce", ranks=(1, 2, 3, 4), algorithms=["exchange"])}
+    assert rows.keys() == {1, 2, 4}  # what it says it cannot serve is left out
+    assert rows[2]["ok"]
+    assert (rows[2]["rounds"], rows[2]["bytes_sent"], rows[2]["order"]) == (1, 1.0, "fixed")
+    assert not rows[4]["ok"]
+    assert "lacks contributions" in rows[4]["error"]
+
+
+@pytest.mark.usefixtures("scratch_registry")
+def test_a_name_is_registered_once_and_for_a_collective_that_exists():
+    with pytest.raises(ValueError, match="allreduce ring is registered already"):
+        register(Algorithm("allreduce", "ring", exchange))
+    with pytest.raises(ValueError, match="no collective is called 'sum'"):
+        register(Algorithm("sum", "ring", exchange))
+
+
+@pytest.fixture
+def entry_points(monkeypatch, scratch_registry):
+    """Another distribution's entry points, seen when algorithms are next looked up."""
+    points: list[SimpleNamespace] = []
+    monkeypatch.setattr(registry, "entry_points", lambda group: [p for p in points if group == "treering.algorithms"])
+    registry.load.cache_clear()
+    yield points
+    registry.load.cache_clear()
+
+
+def test_another_distribution_brings_algorithms_in(entry_points):
+    def point():
+        register(Algorithm("allreduce", "theirs", exchange))
+
+    entry_points.append(SimpleNamespace(load=point, dist=SimpleNamespace(name="their-package"), value="theirs"))
+    assert names("allreduce")[-1] == "theirs"
+    assert find("allreduce", "theirs").emit is exchange  # and is not loaded twice
+
+
+def test_another_distribution_that_fails_is_named(entry_points):
+    def point():
+        raise RuntimeError("no such thing")
+
+    entry_points.append(SimpleNamespace(load=point, dist=SimpleNamespace(name="their-package"), value="their.module"))
+    with pytest.raises(ImportError, match=r"their-package declares algorithms in their\.module.*no such thing"):
+        every()
+
+
+def test_a_parameter_says_what_it_takes():
+    assert str(Parameter("radix", (2, 4), 2)) == "radix: 2, 4 or another positive number"
+    assert str(Parameter("leaders", ("all", "one"), "all")) == "leaders: all, one"
+
+
+@ALL
+def test_works_on_data_or_on_input_scratch_and_output(algorithm):
+    steps = [
+        s
+        for schedule in algorithm.schedules(6, nodes=shape("2x3"))
+        for phase in schedule.phases
+        for lane in phase.lanes.values()
+        for r in lane.rounds
+        for s in r
+    ]
+    in_place = algorithm.collective in ("allreduce", "broadcast")
+    assert {s.buffer for s in steps} <= ({DATA} if in_place else {INPUT, SCRATCH, OUTPUT})
+    assert INPUT not in {s.buffer for s in steps if s.kind != SEND}
