@@ -110,8 +110,8 @@ def kernel(dtype: str, op: str) -> int:
     """The address of `void(int64 target, int64 operands, int64 n, int64 count, int64 weights)`.
 
     `operands` is the address of n >= 1 addresses of `count` elements each, in their declared order; `weights`, for avg,
-    that of n positive int64 weights. The target is one of the operands, or overlaps none of them. Elements need not be
-    aligned. A single operand is copied as it is. TypeError as `check`.
+    that of n positive int64 weights that add up to less than 2**24. The target is one of the operands, or overlaps none
+    of them. Elements need not be aligned. A single operand is copied as it is. TypeError as `check`.
     """
     check(dtype, op)
     address: int = _compiled(dtype, op).address

@@ -9,7 +9,6 @@ faster to compile.
 
 # ruff: noqa: ARG001 - Numba names an intrinsic's parameters, and hands its code generator four, needed or not
 import math
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +22,6 @@ __all__ = ["Kind", "Vector", "kind", "load", "reduce", "store"]
 
 FLOAT, DOUBLE, HALF = ir.FloatType(), ir.DoubleType(), ir.HalfType()
 INT16, INT32, INT64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
-LARGEST = {FLOAT: (2 - 2.0**-23) * 2.0**127, DOUBLE: sys.float_info.max}
 SMALLER = 2.0**-64  # of operands this much smaller, a sum with int64 weights cannot overflow
 
 
@@ -271,17 +269,13 @@ def _suspicious(b: Any, k: Kind, value: Any) -> Any:
     return b.icmp_unsigned("!=", b.bitcast(_not_finite(b, value), mask), mask(0))
 
 
-def _bounded(b: Any, k: Kind, small: Any) -> Any:
-    """A mean of finite numbers lies between them, though rounding may say otherwise: within the largest finite ones."""
-    for beyond, sign in ((">", 1), ("<", -1)):
-        limit = k.fill(sign * LARGEST[k.element] * SMALLER)
-        past = b.and_(b.fcmp_ordered(beyond, small, limit), b.fcmp_ordered("!=", small, k.fill(sign * math.inf)))
-        small = b.select(past, limit, small)
-    return small
-
-
 def _mean(b: Any, k: Kind, n: Any, read: Callable[[Any], Any], weights: Any, whole: Any) -> Any:
-    """The weighted mean; in lanes where its sum is not finite, that of operands made smaller, made larger again."""
+    """The weighted mean; in lanes where its sum is not finite, that of operands made smaller, made larger again.
+
+    It is finite if the operands are. Rounding is monotone, so it is enough to see that the mean of the largest number,
+    m = 2**24 - 1 last places, is not more than m: where weights add up to W < 2**24, the sum falls short of 2**24 W by
+    at least W before rounding, hence after it, since W is at least half of what sums of that size are multiples of.
+    """
 
     def weight(index: Any) -> Any:
         return _everywhere(b, k, b.sitofp(_word(b, weights, index), k.element))
@@ -295,7 +289,7 @@ def _mean(b: Any, k: Kind, n: Any, read: Callable[[Any], Any], weights: Any, who
     mean = cgutils.alloca_once_value(b, _over(b, k, _folded(b, k, n, weighted), whole))
     with cgutils.if_unlikely(b, _suspicious(b, k, b.load(mean))):
         if k.dtype != "float16":  # whose sums cannot overflow in float32
-            small = _bounded(b, k, _over(b, k, _folded(b, k, n, smaller), whole))
+            small = _over(b, k, _folded(b, k, n, smaller), whole)
             large = b.fmul(small, k.fill(1 / SMALLER))
             b.store(b.select(_not_finite(b, b.load(mean)), large, b.load(mean)), mean)
         b.store(_canonical(b, k, b.load(mean)), mean)

@@ -392,6 +392,7 @@ def test_cached_kernels_are_never_confused(tmp_path: Path) -> None:
     both = [start(CACHE, tmp_path, *names), start(CACHE, tmp_path, *names[::-1])]
     outputs = [process.communicate(timeout=300) for process in both]
     assert [out.splitlines() for out, _ in outputs] == [expected, expected[::-1]], outputs
+    assert len(list(tmp_path.rglob("*.nbi"))) == len(names), "kernels share an index, so its file numbers can clash"
     third = start(CACHE, tmp_path, *names)
     out, err = third.communicate(timeout=300)
     assert out.splitlines() == expected
