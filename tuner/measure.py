@@ -12,7 +12,8 @@ import gc
 import json
 import random
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns
 from typing import IO, Any
@@ -29,7 +30,10 @@ SLOW_NS = 200_000_000  # a call this long is not warmed up again
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What all ranks do next: time these candidates in so many blocks, or, without any, stop."""
+    """What all ranks do next: time these candidates in so many blocks, or, without any, stop.
+
+    Candidates whose first look took more than `hopeless` times that of the first candidate are not timed.
+    """
 
     collective: str = ""
     dtype: str = ""
@@ -39,20 +43,23 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int = 0
     seed: int = 0
     stage: str = ""
+    hopeless: float | None = None
     check: bool = False  # count wrong elements once more after the timing
 
 
-class Outcome(msgspec.Struct, kw_only=True):
-    """Microseconds of each candidate that ran, one a block; what failed and why; seconds a block took.
+@dataclass
+class Outcome:
+    """Microseconds of each candidate that was timed, one a block; one call's when it was prepared; what failed and why.
 
     `wrong`: elements that were wrong on the rank with most of them, after the timing, where the job asked for it.
     """
 
     times: dict[Candidate, list[float]]
+    looks: dict[Candidate, float]
     faults: dict[Candidate, str]
     block_seconds: float
     interrupted: bool
-    wrong: dict[Candidate, int] = {}
+    wrong: dict[Candidate, int]
 
 
 class Stopped(Exception):
@@ -69,6 +76,7 @@ class Session:
         self._case: Case | None = None
         self._key: tuple[Any, ...] = ()
         self._runs: dict[Candidate, Run] = {}
+        self._looks: dict[Candidate, float] = {}  # microseconds of one call
         self._gloo: Gloo | None = None
 
     # ------------------------------------------------------------ what rank 0 calls
@@ -95,80 +103,92 @@ class Session:
         self.jobs += 1
         self._prepare_case(job)
         wanted = [Candidate(name, tuple(sorted(params.items()))) for name, params in job.candidates]
-        faults = {}
-        for candidate in wanted:
-            if candidate not in self._runs:
-                fault = self._prepare(candidate)
-                if fault is not None:
-                    faults[candidate] = fault
-        running = [candidate for candidate in wanted if candidate not in faults]
+        faults = self._prepare([each for each in wanted if each not in self._runs])
+        ready = [each for each in wanted if each not in faults]
+        limit = job.hopeless * self._looks[ready[0]] if job.hopeless and ready else float("inf")
+        running = [each for each in ready if self._looks[each] <= limit]
         started = perf_counter_ns()
         times = self._blocks(running, job.blocks, job.seed) if running else array("q")
         seconds = (perf_counter_ns() - started) / 1e9
-        stop = array("q", [self.interrupted])
         self._largest(times)
+        stop = array("q", [self.interrupted])
         self._largest(stop)
-        by_candidate = {
-            candidate: [ns / 1e3 for ns in times[place :: len(running)]] for place, candidate in enumerate(running)
-        }
-        self._record(job, by_candidate)
+        timed = {each: [ns / 1e3 for ns in times[place :: len(running)]] for place, each in enumerate(running)}
+        self._record(job, timed)
         return Outcome(
-            times=by_candidate,
+            times=timed if job.blocks else {},
+            looks={each: self._looks[each] for each in ready},
             faults=faults,
             block_seconds=seconds / max(1, job.blocks),
             interrupted=bool(stop[0]),
-            wrong={candidate: self._wrong(candidate) for candidate in running} if job.check else {},
+            wrong={each: self._wrong(each) for each in running} if job.check else {},
         )
 
     def _prepare_case(self, job: Job) -> None:
         key = job.collective, job.dtype, job.op, job.nbytes
         if key != self._key:
             self._runs.clear()
+            self._looks.clear()
             self._case = Case(*key, self.mpi.rank, self.mpi.size)
             self._key = key
 
-    def _prepare(self, candidate: Candidate) -> str | None:
-        """Make the candidate's run and check its result. None, or what is wrong, the same on all ranks."""
-        assert self._case is not None
-        run: Run | None = None
-        fault = None
-        try:
-            run = self._gloo_run() if candidate == GLOO else run_of(self.comm, self.mpi, self._case, candidate)
-        except Exception as error:  # noqa: BLE001 - a candidate's failure is a result, whatever it is
-            fault = f"{type(error).__name__}: {error}"
-        if (agreed := self._agree(fault)) is not None:
-            return agreed
-        assert run is not None
-        for _ in range(2):  # the second result counts too, as it may come from what the first left; and it warms up
-            fault, broken, ns = self._attempt(run)
-            slow = array("q", [ns])
-            self._largest(slow)
-            if (agreed := self._agree(fault)) is not None:
-                if (why := self._agree(broken)) is not None:
-                    raise Stopped(f"{candidate} broke the communicator: {why}")
-                return agreed
-            if slow[0] > SLOW_NS:
-                break
-        self._runs[candidate] = run
-        return None
+    def _prepare(self, candidates: list[Candidate]) -> dict[Candidate, str]:
+        """Make the candidates' runs, and check their results, twice: the second one may come from what the first left.
 
-    def _attempt(self, run: Run) -> tuple[str | None, str | None, int]:
-        """One run on this rank: what is wrong, what broke the communicator, nanoseconds."""
+        Gives what is wrong with those that fail, the same on all ranks. Stopped where the communicator broke.
+        """
+        if not candidates:
+            return {}
+        runs: dict[Candidate, Run] = {}
+        faults: dict[Candidate, str] = {}
+        for candidate in candidates:
+            try:
+                runs[candidate] = self._make(candidate)
+            except Exception as error:  # noqa: BLE001 - a candidate's failure is a result, whatever it is
+                faults[candidate] = f"{type(error).__name__}: {error}"
+        failed = self._agree(candidates, faults)
+        for _ in range(2):
+            going = [each for each in candidates if each not in failed]
+            looks, faults, broken = array("q", bytes(8 * len(going))), {}, {}
+            for place, candidate in enumerate(going):
+                try:
+                    looks[place] = self._attempt(runs[candidate])
+                except CollectiveError as error:
+                    broken[candidate] = faults[candidate] = f"{type(error).__name__}: {error}"
+                    break
+                except Exception as error:  # noqa: BLE001 - as above
+                    faults[candidate] = f"{type(error).__name__}: {error}"
+            self._largest(looks)
+            failed |= self._agree(going, faults)
+            for candidate, why in self._agree(going, broken).items():
+                raise Stopped(f"{candidate} broke the communicator: {why}")
+            self._looks |= {each: ns / 1e3 for each, ns in zip(going, looks, strict=True)}
+            if all(ns > SLOW_NS for ns in looks):
+                break
+        self._runs |= {each: runs[each] for each in candidates if each not in failed}
+        return failed
+
+    def _make(self, candidate: Candidate) -> Run:
+        assert self._case is not None
+        if candidate != GLOO:
+            return run_of(self.comm, self.mpi, self._case, candidate)
+        if self._gloo is None:
+            self._gloo = Gloo(self.mpi)
+        return self._gloo.run(self._case)
+
+    def _attempt(self, run: Run) -> int:
+        """Nanoseconds of one run on this rank. ArithmeticError where its result is wrong."""
         case = self._case
         assert case is not None
         case.spoil()
         case.write()
+        self.comm.barrier()
         started = perf_counter_ns()
-        try:
-            run()
-        except CollectiveError as error:
-            said = f"{type(error).__name__}: {error}"
-            return said, said, 0
-        except Exception as error:  # noqa: BLE001 - as above
-            return f"{type(error).__name__}: {error}", None, 0
+        run()
         ns = perf_counter_ns() - started
-        wrong = case.wrong()
-        return f"{wrong} of {case.count} elements are wrong" if wrong else None, None, ns
+        if wrong := case.wrong():
+            raise ArithmeticError(f"{wrong} of {case.count} elements are wrong")
+        return ns
 
     def _wrong(self, candidate: Candidate) -> int:
         case = self._case
@@ -203,12 +223,6 @@ class Session:
                 gc.enable()
         return times
 
-    def _gloo_run(self) -> Run:
-        assert self._case is not None
-        if self._gloo is None:
-            self._gloo = Gloo(self.mpi)
-        return self._gloo.run(self._case)
-
     def close(self) -> None:
         self._runs.clear()
         if self._gloo is not None:
@@ -221,14 +235,17 @@ class Session:
 
         self.mpi.Allreduce(MPI.IN_PLACE, [values, MPI.INT64_T], MPI.MAX)
 
-    def _agree(self, fault: str | None) -> str | None:
-        """None if no rank has a fault; else that of the first rank that has one, with its number."""
-        first = array("q", [0 if fault is None else self.mpi.size - self.mpi.rank])
+    def _agree(self, candidates: Sequence[Candidate], faults: Mapping[Candidate, str]) -> dict[Candidate, str]:
+        """Faults that any rank has, with the number and the words of the first rank that has it; the same on all."""
+        first = array("q", [self.mpi.size - self.mpi.rank if each in faults else 0 for each in candidates])
         self._largest(first)
-        if not first[0]:
-            return None
-        root = self.mpi.size - first[0]
-        return f"rank {root}: {self._broadcast((fault or '').encode(), root).decode()}"
+        agreed = {}
+        for candidate, found in zip(candidates, first, strict=True):
+            if found:
+                root = self.mpi.size - found
+                text = self._broadcast(faults.get(candidate, "").encode(), root).decode()
+                agreed[candidate] = f"rank {root}: {text}"
+        return agreed
 
     def _send(self, job: Job) -> None:
         self._broadcast(msgspec.json.encode(job), 0)

@@ -1,5 +1,6 @@
 """Where one algorithm overtakes another: times by size with intervals, the baseline, and the choice of the table."""
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,11 @@ from tuner.statistics import Interval, median_interval
 # Okabe and Ito's colours, which people who see colours differently can tell apart; black is the MPI library's.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C6D31", "#7F7F7F", "#B8A800")
 MARKS = "osD^vP*Xh"
+STRIP = 0.09  # of the lower panel's height
+LETTERS = 120  # that fit along the strip
+TICKS = 11
 Points = dict[int, Interval]
+Styles = Mapping[str, tuple[str, str]]
 
 
 def crossover(table: Table, path: Path, output: Path) -> None:
@@ -46,7 +51,7 @@ def crossover(table: Table, path: Path, output: Path) -> None:
             f"{collective} of {dtype} ({op}), {shape} ranks over {', '.join(table.topology.links)}", loc="left"
         )
         where = f"{table.topology.cpu}, {table.topology.mpi}, {table.created}"
-        above.set_title(where, loc="right", fontsize=7, color="0.4", y=1.05)
+        below.text(1, -0.24, where, transform=below.transAxes, fontsize=7, color="0.4", ha="right", va="top")
     try:
         figure.savefig(output, dpi=150)
     except (OSError, ValueError) as error:
@@ -74,8 +79,11 @@ def curves(table: Table, path: Path) -> dict[tuple[str, str, str], dict[str, Poi
             if line["stage"] == "race":
                 raced[call] += line["us"]
     found: dict[tuple[str, str, str], dict[str, Points]] = {}
-    for call, us in times.items():
+    surest: dict[tuple[Any, ...], bool] = {}
+    for call, us in sorted(times.items(), key=lambda item: item[0] not in raced):  # what raced is known better
         collective, dtype, op, nbytes, algorithm, _ = call
+        if surest.setdefault(call[:5], call in raced) and call not in raced:
+            continue
         interval = median_interval(raced.get(call) or us)
         for rule in table.serving(collective, dtype, op)[:1]:
             points = found.setdefault(rule.key, {}).setdefault(algorithm, {})
@@ -92,35 +100,36 @@ def draw(above: Any, below: Any, found: Mapping[str, Points], rules: Sequence[Ru
         colour, mark = styles[name]
         wins = chosen(name, rules)
         style: dict[str, Any] = {"color": colour, "marker": mark, "markersize": 4, "linewidth": 1.8 if wins else 0.9,
-                                 "alpha": 1.0 if wins else 0.65, "zorder": 3 if wins else 2}  # fmt: skip
+                                 "alpha": 1.0 if wins else 0.6, "zorder": 3 if wins else 2}  # fmt: skip
         line(above, found[name], name, style)
         line(below, {n: over(native[n], each) for n, each in found[name].items() if n in native}, name, style)
     baseline: dict[str, Any] = {"color": "black", "linestyle": "--", "linewidth": 1.4, "zorder": 4}
     if native:
         line(above, native, "MPI library's own", baseline)
         below.axhline(1, **baseline)
-    mark_winners(above, below, found, rules, native, styles)
     sizes = sorted({nbytes for points in found.values() for nbytes in points})
+    mark_choice(above, below, found, rules, styles, sizes)
     for panel in (above, below):
         panel.set_xscale("log", base=2)
+        panel.set_xlim(max(sizes[0], 1) / 1.5, sizes[-1] * 1.5)
         panel.grid(True, which="major", color="0.9", linewidth=0.6)
         panel.spines[["top", "right"]].set_visible(False)
-        ticks = sizes[:: max(1, len(sizes) // 11)]
-        panel.xaxis.set_major_locator(FixedLocator(ticks))
+        panel.xaxis.set_major_locator(FixedLocator(spread(sizes)))
         panel.xaxis.set_minor_locator(NullLocator())
         panel.xaxis.set_major_formatter(FuncFormatter(lambda nbytes, _: units.size(int(nbytes))))
     above.set_yscale("log")
     above.yaxis.set_major_formatter(FuncFormatter(lambda us, _: units.time(us)))
     above.tick_params(labelbottom=False)
     above.set_ylabel("time of the slowest rank (median, 95 %)")
-    below.set_ylabel("times as fast as the\nMPI library's own" if native else "")
-    below.set_xlabel("bytes of the message")
-    if native:
-        top = max(
-            (over(native[n], each).median for p in found.values() for n, each in p.items() if n in native), default=2
-        )
-        below.set_ylim(0, min(6.0, 1.15 * max(top, 1.2)))
     above.legend(loc="upper left", fontsize=8, frameon=False, ncols=2)
+    below.set_xlabel("bytes of the message; the strip names the table's choice")
+    if native:
+        won = [(found[rule.algorithm], rule) for rule in rules if rule.algorithm in found]
+        gains = [over(native[n], each).median for points, _ in won for n, each in points.items() if n in native]
+        below.set_ylabel("speed-up over the\nMPI library's own")
+        below.set_yscale("log", base=2)
+        below.set_ylim(0.25, max(4.0, 1.5 * max(gains, default=1.0)))
+        below.yaxis.set_major_formatter(FuncFormatter(lambda gain, _: f"{gain:g}x"))
 
 
 def chosen(name: str, rules: Sequence[Rule]) -> bool:
@@ -134,31 +143,44 @@ def over(native: Interval, ours: Interval) -> Interval:
 
 def line(panel: Any, points: Points, label: str, style: Mapping[str, Any]) -> None:
     sizes = sorted(points)
-    panel.plot(sizes, [points[n].median for n in sizes], label=label, **style)
-    low, high = [points[n].low for n in sizes], [points[n].high for n in sizes]
-    panel.fill_between(sizes, low, high, color=style["color"], alpha=0.15, linewidth=0)
+    medians = [points[n].median for n in sizes]
+    panel.plot(sizes, medians, label=label, **style)
+    bars = [[points[n].median - points[n].low for n in sizes], [points[n].high - points[n].median for n in sizes]]
+    look: dict[str, Any] = {"ecolor": style["color"], "elinewidth": 0.9, "capsize": 2, "alpha": 0.5, "zorder": 1}
+    panel.errorbar(sizes, medians, bars, fmt="none", **look)
 
 
-def mark_winners(
-    above: Any,
-    below: Any,
-    found: Mapping[str, Points],
-    rules: Sequence[Rule],
-    native: Points,
-    styles: Mapping[str, Any],
+def mark_choice(
+    above: Any, below: Any, found: Mapping[str, Points], rules: Sequence[Rule], styles: Styles, sizes: Sequence[int]
 ) -> None:
-    """A ring around what the table chooses at each size, and a strip of its colour along the axis."""
-    sizes = sorted({nbytes for points in found.values() for nbytes in points})
+    """A ring around what the table chooses at each size, and a strip along the axis that names it."""
+    native = found.get(NATIVE, {})
+    left, right = max(sizes[0], 1) / 1.5, sizes[-1] * 1.5
     for rule in rules:
-        served = [n for n in sizes if rule.min_bytes <= n <= (rule.max_bytes if rule.max_bytes is not None else n)]
-        colour = styles.get(rule.algorithm, ("black", ""))[0]
-        for nbytes in served:
-            point = found.get(rule.algorithm, {}).get(nbytes)
-            ring = {"markersize": 10, "markerfacecolor": "none", "markeredgecolor": colour, "markeredgewidth": 1.3}
-            if point:
+        colour, _ = styles.get(rule.algorithm, ("black", ""))
+        end = math.inf if rule.max_bytes is None else rule.max_bytes
+        ring: dict[str, Any] = {"markersize": 9, "markerfacecolor": "none", "markeredgecolor": colour, "zorder": 5}
+        for nbytes, point in found.get(rule.algorithm, {}).items():
+            if rule.min_bytes <= nbytes <= end:
                 above.plot([nbytes], [point.median], "o", **ring)
-            if point and nbytes in native:
-                below.plot([nbytes], [over(native[nbytes], point).median], "o", **ring)
-        if served:
-            low, high = max(rule.min_bytes, sizes[0] / 1.4), min(rule.max_bytes or 1 << 62, sizes[-1] * 1.4)
-            below.axvspan(low, high, ymin=0, ymax=0.035, color=colour, linewidth=0)
+                if nbytes in native:
+                    below.plot([nbytes], [over(native[nbytes], point).median], "o", **ring)
+        low, high = max(rule.min_bytes, left), min(end, right)
+        if low >= high:
+            continue
+        below.axvspan(low, high, ymin=0, ymax=STRIP, facecolor=colour, edgecolor="white", linewidth=1, zorder=6)
+        share = math.log(high / low) / math.log(right / left)
+        if share * LETTERS > len(rule.algorithm):
+            text = {"color": "white", "fontsize": 8, "ha": "center", "va": "center", "zorder": 7}
+            middle = math.sqrt(low * high)
+            below.text(middle, STRIP / 2, rule.algorithm, transform=below.get_xaxis_transform(), **text)
+
+
+def spread(sizes: Sequence[int]) -> list[int]:
+    """Sizes to name on the axis: as many as there is room for, the last one among them."""
+    apart = math.log2(sizes[-1] / max(sizes[0], 1)) / TICKS
+    kept = [sizes[-1]]
+    for nbytes in reversed(sizes[:-1]):
+        if nbytes and math.log2(kept[-1] / nbytes) >= apart:
+            kept.append(nbytes)
+    return kept

@@ -10,6 +10,7 @@ Rank 0 alone runs this; `measure.Session` carries its decisions to the others. F
              those that cannot be told apart, the simplest wins.
 """
 
+import math
 import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
@@ -25,11 +26,12 @@ from tuner.space import BASELINE, Candidate, Space
 from tuner.statistics import Interval, holm, median_interval, ratio_interval, signed_rank
 
 FEW = 24  # candidates that are all tried
+MOST_REPEATS = 30  # proposals of what is known already, after which a study has no more to say
 BATCH = 5  # candidates screened together
 SCREEN_SHARE = 0.55  # of the budget
 SCREEN_BLOCKS = (5, 25)
 OVERTIME = 0.25  # of the budget, so that sizes which were screened get a short race
-RACE_BLOCKS = (8, 40)  # of one round of a race
+RACE_BLOCKS = (6, 40)  # of one round of a race
 MOST_BLOCKS = 400  # of a whole race
 RACERS = 5  # beside the default and the baseline
 NEAR = 1.3  # times the best screened: may still win a race
@@ -51,6 +53,9 @@ class Measured:
     faults: dict[Candidate, str] = field(default_factory=dict)
     winner: Candidate | None = None
     why: str = ""
+
+    def ranked(self) -> list[Candidate]:
+        return sorted(self.ratios, key=self.ratios.__getitem__)
 
     def interval(self, candidate: Candidate) -> Interval | None:
         return median_interval(self.race[candidate]) if self.race.get(candidate) else None
@@ -78,15 +83,17 @@ class Study:
         self.space, self.optuna, self.possible = space, optuna, frozenset(space.every())
         sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=12)
         self.study = optuna.create_study(study_name=name, storage=storage, sampler=sampler, load_if_exists=True)
-        self.known: dict[Candidate, float] = {}
+        self.known: dict[Candidate, float] = {}  # infinite: failed
+        self.queued: set[Candidate] = set()
         for trial in self.study.get_trials(deepcopy=False):
             if trial.state == optuna.trial.TrialState.COMPLETE and trial.value is not None:
                 self.known[self._candidate(trial)] = trial.value
             elif trial.state == optuna.trial.TrialState.RUNNING and abandoned(trial.user_attrs.get("owner", "")):
                 with suppress(ValueError):  # another tuner was faster
                     self.study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+            elif trial.state == optuna.trial.TrialState.WAITING:
+                self.queued.add(self.space.suggest(optuna.trial.FixedTrial(trial.system_attrs["fixed_params"])))
         self.resumed = len(self.known)
-        self.queued: set[Candidate] = set()
 
     def _candidate(self, trial: Any) -> Candidate:
         return self.space.suggest(self.optuna.trial.FixedTrial(trial.params))
@@ -105,12 +112,19 @@ class Study:
 
     def tell(self, trial: Any, value: float | None) -> None:
         """A ratio to the default, or None for a candidate that failed."""
-        state = None if value is not None else self.optuna.trial.TrialState.FAIL
-        self.study.tell(trial, value, state=state)
+        self.known.setdefault(self._candidate(trial), math.inf if value is None else value)
+        if value is None or math.isinf(value):
+            self.study.tell(trial, state=self.optuna.trial.TrialState.FAIL)
+        else:
+            self.study.tell(trial, value)
 
     @property
     def exhausted(self) -> bool:
-        return len(self.known) >= len(self.possible)
+        return self.exhausted_with(())
+
+    def exhausted_with(self, others: Iterable[Candidate]) -> bool:
+        """Whether there is nothing left to propose once the others are known."""
+        return self.possible <= {*self.known, *others}
 
 
 def abandoned(owner: str) -> bool:
@@ -157,76 +171,64 @@ class Search:
         weights = [1 + len(study.possible) / 16 for study in studies]
         best: list[Candidate] = []
         for place, (size, study) in enumerate(zip(sizes, studies, strict=True)):
-            share = Clock(until.left * weights[place] / sum(weights[place:]))
+            share = Clock(max(0.0, until.left * weights[place] / sum(weights[place:])))
             study.enqueue([size.default, *best, *study.space.simplest()])
             if len(study.possible) <= FEW:
                 study.enqueue(study.space.every())
             size.ratios |= study.known
-            if study.known:
-                size.ratios.setdefault(size.default, 1.0)
-            self._screen_size(size, study, share)
-            ranked = sorted(size.ratios, key=size.ratios.__getitem__)
-            best = ranked[:3]
+            self._screen_size(size, study, share, until)
+            size.ratios |= {each: 1.0 for each in best if each in study.possible and not size.ratios}
+            best = size.ranked()[:3]
 
-    def _screen_size(self, size: Measured, study: Study, share: Clock) -> None:
-        told, repeats = 0, 0
-        while not study.exhausted and repeats < 30:
-            if self.trials is not None and told + study.resumed >= self.trials:
-                return
-            if self.clock.left <= 0 or (told and share.left <= 0):
-                return
-            batch: dict[Candidate, Any] = {}
+    def _screen_size(self, size: Measured, study: Study, share: Clock, until: Clock) -> None:
+        told, repeats, seconds = 0, 0, 0.0
+        while not study.exhausted and repeats < MOST_REPEATS and until.left > 0 and not (told and share.left <= 0):
             room = BATCH if self.trials is None else min(BATCH, self.trials - told - study.resumed)
-            while len(batch) < room and repeats < 30:
+            batch: dict[Candidate, Any] = {}
+            while len(batch) < room and repeats < MOST_REPEATS and not study.exhausted_with(batch):
                 trial, candidate = study.ask()
                 if candidate in study.known or candidate in batch:
                     repeats += 1
                     study.tell(trial, study.known.get(candidate))
-                    continue
-                batch[candidate] = trial
+                else:
+                    batch[candidate] = trial
             if not batch:
                 return
-            values = self._screen_batch(size, list(batch), share)
+            blocks = within(int(share.left / 4 / seconds), SCREEN_BLOCKS) if seconds else SCREEN_BLOCKS[0]
+            values, seconds = self._screen_batch(size, list(batch), blocks)
             for candidate, trial in batch.items():
                 value = values.get(candidate)
                 study.tell(trial, value)
-                study.known[candidate] = value if value is not None else float("inf")
                 if value is not None:
                     size.ratios[candidate] = value
             told += len(batch)
             self._report(f"screening {units.size(size.nbytes)}")
 
-    def _screen_batch(self, size: Measured, batch: list[Candidate], share: Clock) -> dict[Candidate, float]:
-        """Ratios to the default of those that ran; more blocks where they are cheap, one look for the hopeless."""
+    def _screen_batch(
+        self, size: Measured, batch: list[Candidate], blocks: int
+    ) -> tuple[dict[Candidate, float], float]:
+        """Ratios to the default of those that ran, the hopeless ones' from one look; and seconds of a block."""
         runners = [size.default, *(candidate for candidate in batch if candidate != size.default)]
-        look = self._measure(size, runners, 2, "look")
-        size.faults |= look.faults
-        if size.default not in look.times:
-            return {}
-        ratios = {each: min(us) / min(look.times[size.default]) for each, us in look.times.items()}
-        going = [each for each, ratio in ratios.items() if ratio < HOPELESS]
-        seconds = look.block_seconds * len(going) / max(1, len(ratios))
-        blocks = within(int(max(share.left, 0) / 4 / max(seconds, 1e-6)), SCREEN_BLOCKS)
-        found = self._measure(size, going, blocks, "screen")
+        found = self._measure(size, runners, blocks, "screen", hopeless=HOPELESS)
+        size.faults |= found.faults
         reference = found.times.get(size.default)
         if reference is None:
-            return {}
+            return {}, found.block_seconds
+        ratios = {each: us / found.looks[size.default] for each, us in found.looks.items()}
         ratios |= {each: ratio_interval(us, reference).median for each, us in found.times.items()}
         size.ratios[size.default] = 1.0
-        return {each: ratio for each, ratio in ratios.items() if each in batch}
+        return {each: ratio for each, ratio in ratios.items() if each in batch}, found.block_seconds
 
     # ------------------------------------------------------------ racing
     def _race(self, sizes: Sequence[Measured]) -> None:
         for place, size in enumerate(sizes):
             if self.clock.left < -OVERTIME * self.clock.seconds:
                 return
-            share = Clock(max(0.0, self.clock.left / (len(sizes) - place)))
-            self._race_size(size, share)
+            self._race_size(size, Clock(max(0.0, self.clock.left / (len(sizes) - place))))
+            self._report(f"racing {units.size(size.nbytes)}")
 
     def _race_size(self, size: Measured, share: Clock) -> None:
-        if not size.ratios:  # the time was up before
-            return
-        ranked = sorted(size.ratios, key=size.ratios.__getitem__)
+        ranked = size.ranked()
         close = [each for each in ranked if size.ratios[each] <= NEAR * size.ratios[ranked[0]]][:RACERS]
         kept = [size.default, *([BASELINE] if size.baseline else [])]
         racing = [*kept, *(each for each in close if each not in kept)]
@@ -241,7 +243,6 @@ class Search:
             if share.left <= 0 or self._settled(size, racing, kept):
                 break
             blocks = within(int(share.left / 2 / max(outcome.block_seconds, 1e-6)), RACE_BLOCKS)
-        self._report(f"racing {units.size(size.nbytes)}")
 
     def _lost(self, size: Measured, candidate: Candidate) -> bool:
         """Worse than the best beyond the noise."""
@@ -260,10 +261,13 @@ class Search:
         return known and len(rivals) <= 1
 
     # ------------------------------------------------------------ both
-    def _measure(self, size: Measured, candidates: Sequence[Candidate], blocks: int, stage: str) -> Outcome:
+    def _measure(
+        self, size: Measured, candidates: Sequence[Candidate], blocks: int, stage: str, hopeless: float | None = None
+    ) -> Outcome:
         job = Job(
             collective=self.collective, dtype=self.dtype, op=self.op, nbytes=size.nbytes, stage=stage, blocks=blocks,
             candidates=[(each.algorithm, each.params) for each in candidates], seed=self.seed + self.session.jobs,
+            hopeless=hopeless,
         )  # fmt: skip
         outcome = self.session.measure(job)
         if outcome.interrupted:

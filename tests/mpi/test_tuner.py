@@ -1,0 +1,227 @@
+"""The command line on real ranks: tuning, resuming, being stopped, benchmarks, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from collectives.selection import load
+from tests import launch
+from tuner.measure import read_samples
+
+ROWS = [
+    "collective", "bytes", "count", "dtype", "op", "ranks", "nodes", "contender", "algorithm", "params", "median_us",
+    "low_us", "high_us", "algbw_GBps", "busbw_GBps", "wrong",
+]  # fmt: skip
+
+
+def command(name, *arguments):
+    library = launch.find(name)
+    assert library is not None
+    return [library.python, "-m", "tuner.cli", *map(str, arguments)], library.environment()
+
+
+def treering(name, *arguments, cwd, timeout=150, **env):
+    """Run the command line as a person would; it starts the ranks itself."""
+    program, environment = command(name, *arguments)
+    return launch.run_command(program, {**environment, **env}, timeout=timeout, cwd=cwd)
+
+
+def succeeded(done):
+    assert done.returncode == 0, launch.describe(done.args, done.returncode, done.stdout, done.stderr)
+    return done
+
+
+def test_tune_writes_a_table_that_serves(mpi, tmp_path):
+    arguments = ("-n", 2, "--sizes", "8:4K", "--budget", "5s", "--output", "t.json")
+    done = succeeded(treering(mpi.name, "tune", *arguments, "--json", cwd=tmp_path))
+    table = load(tmp_path / "t.json")
+    assert json.loads(done.stdout) == json.loads((tmp_path / "t.json").read_text())
+    assert "wrote t.json" in done.stderr
+    assert table.topology.ranks_per_node == [2]
+    assert table.rules[0].key == ("allreduce", "float", "arithmetic")
+    assert any(rule.median_us and rule.native_us for rule in table.rules)
+    lines = read_samples(tmp_path / (table.samples or ""))
+    assert {line["stage"] for line in lines} >= {"screen", "race"}
+    assert all(us > 0 for line in lines for us in line["us"])
+    assert "native" in {line["algorithm"] for line in lines}
+    by_job = {}
+    for line in lines:
+        by_job.setdefault(line["job"], set()).add(len(line["us"]))
+    assert all(len(lengths) == 1 for lengths in by_job.values())
+
+    explained = ("--bytes", "1K", "--table", "t.json", "--json")
+    here = json.loads(succeeded(treering(mpi.name, "explain", "-n", 2, *explained, cwd=tmp_path)).stdout)
+    found = table.find("allreduce", 1024, "float32", "sum")
+    assert found is not None
+    assert (here["algorithm"], here["origin"]) == (found.algorithm, "table t.json")
+    other = json.loads(succeeded(treering(mpi.name, "explain", "-n", 3, *explained, cwd=tmp_path)).stdout)
+    assert other["origin"] == "default"
+    assert "it is for 1 node of 2 ranks, and this is 1 node of 3 ranks" in other["reason"]
+
+
+def start(name, *arguments, cwd):
+    """The command line in a session of its own, left running."""
+    program, environment = command(name, *arguments)
+    with open(cwd / "out", "w") as out, open(cwd / "err", "w") as err:
+        return subprocess.Popen(
+            program, env=environment, cwd=cwd, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+        )
+
+
+def wait_until(true, process, seconds=90.0):
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert process.poll() is None, f"ended early with {process.returncode}"
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)
+
+
+def end(process):
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def lines_of(path: Path) -> int:
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+@pytest.mark.parametrize("storage", ["trials.journal", "sqlite:///trials.db"])
+def test_a_run_that_was_killed_resumes_with_its_finished_trials(mpich, tmp_path, storage):
+    arguments = ["-n", 2, "--sizes", "8,1K", "--storage", storage, "--output", "t.json"]
+    process = start(mpich.name, "tune", *arguments, "--budget", "300s", cwd=tmp_path)
+    try:
+        wait_until(lambda: lines_of(tmp_path / "t.samples.jsonl") >= 10, process)
+    finally:
+        end(process)
+    assert not (tmp_path / "t.json").exists()
+    done = succeeded(treering(mpich.name, "tune", *arguments, "--budget", "4s", cwd=tmp_path))
+    resumed = [line for line in done.stderr.splitlines() if line.startswith("resumed ")]
+    assert len(resumed) == 1
+    assert int(resumed[0].split()[1]) >= 5
+    assert load(tmp_path / "t.json").samples == "t.samples.jsonl"
+    assert sorted(path.name for path in tmp_path.glob(".*tmp")) == []
+
+
+def test_an_interrupt_finishes_the_table_from_what_there_is(mpich, tmp_path):
+    process = start(mpich.name, "tune", "-n", 2, "--sizes", "8", "--budget", "300s", "--output", "t.json", cwd=tmp_path)
+    samples = tmp_path / "t.samples.jsonl"
+    try:
+        wait_until(lambda: samples.exists() and '"stage": "race"' in samples.read_text(), process)
+        process.send_signal(signal.SIGINT)
+        status = process.wait(60)
+    finally:
+        end(process)
+    assert status == 1
+    assert "interrupted; the table holds what was measured before" in (tmp_path / "err").read_text()
+    assert load(tmp_path / "t.json").rules[0].median_us is not None
+
+
+def test_a_seed_repeats_the_proposals(mpich, tmp_path):
+    import optuna
+
+    proposals = []
+    for name in ("a", "b"):
+        arguments = ("-n", 2, "--sizes", "1M", "--trials", 9, "--seed", 3, "--budget", "4s", "--output", f"{name}.json")
+        succeeded(treering(mpich.name, "tune", *arguments, "--storage", f"sqlite:///{name}.db", cwd=tmp_path))
+        url = f"sqlite:///{tmp_path}/{name}.db"
+        (study,) = optuna.get_all_study_names(url)
+        trials = optuna.load_study(study_name=study, storage=url).get_trials(states=[optuna.trial.TrialState.COMPLETE])
+        proposals.append([trial.params for trial in trials])
+    shorter = min(map(len, proposals))
+    assert shorter >= 5
+    assert proposals[0][:shorter] == proposals[1][:shorter]
+
+
+def test_a_rank_that_raises_and_a_wrong_result_are_left_out_on_all_ranks(mpich):
+    answer = json.loads(mpich(2, "tuner_fault").stdout)
+    assert answer["ended"] is None
+    assert answer["faults"]["raises"].startswith("rank 1: ArithmeticError: the last rank does not like this")
+    assert "lazy" in answer["faults"]
+    assert "recursive_doubling" in answer["raced"]
+    assert not {"raises", "lazy"} & set(answer["raced"])
+
+
+def test_bench_prints_rows_of_every_contender(mpi, tmp_path):
+    arguments = ("--sizes", "8,64K", "--algorithms", "tuned", "--budget", "2s", "--json")
+    done = succeeded(treering(mpi.name, "bench", "-n", 2, *arguments, cwd=tmp_path))
+    answer = json.loads(done.stdout)
+    assert sorted(answer) == ["context", "rows"]
+    assert all(list(row) == ROWS for row in answer["rows"])
+    pairs = sorted((row["bytes"], row["contender"]) for row in answer["rows"])
+    assert pairs == [(n, name) for n in (8, 65536) for name in ("gloo", "native", "treering")]
+    for row in answer["rows"]:
+        assert row["wrong"] == 0
+        assert row["low_us"] <= row["median_us"] <= row["high_us"]
+        assert row["busbw_GBps"] == pytest.approx(row["algbw_GBps"], abs=2e-4)  # 2 (n - 1) / n is 1 for 2 ranks
+        assert row["count"] * 4 == row["bytes"]
+
+
+@pytest.mark.parametrize("collective", ["reduce_scatter", "allgather", "broadcast", "reduce"])
+def test_bench_of_the_other_collectives_is_right(mpich, tmp_path, collective):
+    arguments = ("--collective", collective, "--sizes", "12,40000", "--algorithms", "all", "--contenders",
+                 "treering,native", "--budget", "1s", "--json")  # fmt: skip
+    rows = json.loads(succeeded(treering(mpich.name, "bench", "-n", 3, *arguments, cwd=tmp_path)).stdout)["rows"]
+    assert {row["contender"] for row in rows} == {"treering", "native"}
+    assert sum(row["wrong"] for row in rows) == 0
+
+
+@pytest.mark.parametrize(
+    "dtype, op", [("bfloat16", "sum"), ("float16", "avg"), ("int8", "prod"), ("uint64", "xor"), ("float64", "min")]
+)
+def test_bench_of_other_dtypes_and_operations_is_right(mpich, tmp_path, dtype, op):
+    arguments = ("--dtype", dtype, "--op", op, "--sizes", "16,4000", "--algorithms", "all", "--contenders", "treering",
+                 "--budget", "1s", "--json")  # fmt: skip
+    rows = json.loads(succeeded(treering(mpich.name, "bench", "-n", 3, *arguments, cwd=tmp_path)).stdout)["rows"]
+    assert len(rows) >= 10
+    assert sum(row["wrong"] for row in rows) == 0
+
+
+@pytest.mark.parametrize(
+    "form, begins", [("csv", "collective,bytes,count"), ("nccl", "# 1x2 ranks"), ("osu", "# 1x2 ranks")]
+)
+def test_ranks_that_mpirun_has_started_serve_as_they_are(mpich, form, begins):
+    arguments = ["--sizes", "8", "--contenders", "treering,native", "--budget", "0.5s", "--format", form]
+    done = succeeded(mpich.run(2, ["-m", "tuner.cli", "bench", *arguments]))
+    assert done.stdout.startswith(begins)
+    assert done.stdout.count("0.00") >= 2 or form == "osu"
+
+
+def test_doctor_finds_this_machine_well_and_tries_its_ranks(mpi, tmp_path):
+    done = treering(mpi.name, "doctor", "-n", 2, "--json", cwd=tmp_path)
+    answer = json.loads(done.stdout)
+    checks = {check["name"]: check for check in answer["checks"]}
+    assert all(sorted(check) == ["found", "mend", "name", "ok"] for check in answer["checks"])
+    assert checks["allreduce"]["ok"]
+    assert checks["MPI launcher"]["ok"]
+    assert checks["ranks"]["found"].startswith("2 ranks")
+    assert answer["ok"] == all(check["ok"] for check in answer["checks"])
+    assert done.returncode == (0 if answer["ok"] else 1)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("launcher, library", [("openmpi", "mpich"), ("mpich", "openmpi")])
+def test_a_foreign_mpiexec_is_named_with_the_mend(tmp_path, launcher, library):
+    foreign, own = launch.find(launcher), launch.find(library)
+    if foreign is None or own is None:
+        pytest.skip(f"needs environments for {launcher} and {library}")
+    flags = ["--oversubscribe"] if launcher == "openmpi" else []
+    environment = {**foreign.environment(), "PATH": own.environment()["PATH"]}
+    base = [foreign.mpiexec, *flags, "-n", "2", own.python, "-m", "tuner.cli"]
+    done = launch.run_command([*base, "doctor", "--json"], environment, timeout=120, cwd=tmp_path)
+    answer = json.loads(done.stdout)
+    (wrong,) = [check for check in answer["checks"] if check["name"] == "launch"]
+    assert not wrong["ok"]
+    assert "2 processes were started" in wrong["found"]
+    assert own.mpiexec in wrong["mend"]
+    assert done.returncode != 0
+    done = launch.run_command([*base, "bench", "--sizes", "8"], environment, timeout=120, cwd=tmp_path)
+    assert done.returncode != 0
+    assert done.stderr.count("sees a world of 1: the launcher belongs to another MPI library") == 1
