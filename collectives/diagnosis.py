@@ -9,7 +9,7 @@ from collectives import layout as at
 from collectives.algorithms import names
 from collectives.contract import COLLECTIVES
 from collectives.dtypes import DTYPES, OPS
-from collectives.errors import CollectiveError, CollectiveTimeout, MismatchError
+from collectives.errors import CollectiveError, CollectiveTimeout, MismatchError, PeerLost
 from collectives.native import layout as st
 from collectives.native.program import Program
 
@@ -20,6 +20,7 @@ BARRIER = "barrier"
 CALLS = (*COLLECTIVES, BARRIER)
 NO_OP = "none"
 OPERATIONS = (NO_OP, *OPS)
+ERRORS: dict[int, type[CollectiveError]] = {st.TIMEOUT: CollectiveTimeout, st.PEER_LOST: PeerLost}
 PATIENCE_SECONDS = 0.3  # for others of the node to publish what they call
 KINDS = {at.SEND: "a send to", at.RECV: "a receive from", at.FUSED: "a kernel with"}
 STATUS = {
@@ -90,7 +91,7 @@ def where(program: Program) -> str:
 def explain(channel: "Channel", program: Program, code: int, seconds: float) -> CollectiveError:
     """Why the program failed. Ranks that disagree explain everything else, so they are looked for first."""
     call = describe(channel.comm.rank, program)
-    mismatch = find_mismatch(channel, program, call)
+    mismatch = find_mismatch(channel, program, code, call)
     if mismatch is not None:
         return mismatch
     if code == st.MPI_FAILED:
@@ -99,8 +100,11 @@ def explain(channel: "Channel", program: Program, code: int, seconds: float) -> 
         said = MPI.Get_error_string(int(program.state[st.ERROR_DETAIL]))
         return CollectiveError(f"{call}: the MPI library says {said!r} {where(program)}")
     if code == st.STOPPED:
-        stopped = [f"rank {rank} {STATUS[status]}" for rank, status in stopped_ranks(channel)]
-        return CollectiveError(f"{call}: {', '.join(stopped) or 'another rank has stopped'}; stopped {where(program)}")
+        stopped = stopped_ranks(channel)
+        kinds = {status: kind for status, kind in ERRORS.items() if any(status == s for _, s in stopped)}
+        said = ", ".join(f"rank {rank} {STATUS[status]}" for rank, status in stopped if status != st.STOPPED)
+        kind = next(iter(kinds.values()), CollectiveError)
+        return kind(f"{call}: {said or 'another rank has stopped'}; stopped {where(program)}")
     waits = waiting_ranks(channel)
     return CollectiveTimeout(
         f"{call}: not done after {seconds:.1f} s, {where(program)}"
@@ -109,17 +113,28 @@ def explain(channel: "Channel", program: Program, code: int, seconds: float) -> 
     )
 
 
-def find_mismatch(channel: "Channel", program: Program, call: str) -> MismatchError | None:
-    """Compare with what the others of the node have published, or other nodes have sent, for this call."""
-    seq, mine = int(program.state[st.SEQ]), [int(w) for w in program.state[st.FINGERPRINT_0 : st.FINGERPRINT_3 + 1]]
+def find_mismatch(channel: "Channel", program: Program, code: int, call: str) -> MismatchError | None:
+    """Compare what the ranks of the node have published, or other nodes have sent, for the call that went wrong."""
+    state = program.state
     if channel.hosts is not None and channel.hosts.other is not None:
         rank, words = channel.hosts.other
+        mine = [int(w) for w in state[st.FINGERPRINT_0 : st.FINGERPRINT_3 + 1]]
         return first_difference([channel.comm.rank, rank], [mine, words], call)
     if not channel.endpoint.has_board:
         return None
+    seq = int(state[st.ERROR_DETAIL] if code == st.MISMATCH else state[st.SEQ])
+    found = compare(channel, seq, call)
+    if found is None and code == st.STOPPED:  # by ranks that are ahead of this one
+        ahead = {int(channel.endpoint.news(i)[st.PUBLISHED]) for i in range(channel.node.size)}
+        found = next(filter(None, (compare(channel, later, call) for later in sorted(ahead - {seq}))), None)
+    return found
+
+
+def compare(channel: "Channel", seq: int, call: str) -> MismatchError | None:
+    """Where ranks of the node differ in their call number `seq`; those who have not made it get a moment to."""
     until = time.monotonic() + PATIENCE_SECONDS
     while True:
-        published = [channel.endpoint.entry(i, seq) for i in range(channel.endpoint.node.size)]
+        published = [channel.endpoint.entry(i, seq) for i in range(channel.node.size)]
         if all(published) or time.monotonic() > until:
             break
         time.sleep(0.002)

@@ -39,7 +39,8 @@ def leave(pid: int) -> None:
     broken = [channel for channel in several if channel.broken is not None]
     uncaught = getattr(sys, "last_value", None)
     if broken:
-        abort(broken[0].comm, f"rank {broken[0].comm.rank} leaves after: {broken[0].broken}")
+        seen = uncaught is broken[0].broken  # its traceback has been printed
+        abort(broken[0].comm, f"rank {broken[0].comm.rank} leaves after {'that' if seen else broken[0].broken}")
     elif several and uncaught is not None and not isinstance(uncaught, SystemExit):
         from collectives.native import layout as st
 

@@ -12,6 +12,7 @@ from collectives.native.layout import (
     BOARD_BYTES,
     BOARD_STATUS,
     COMM,
+    COMPARED_AT,
     ENTRY_WORDS,
     FINGERPRINT_0,
     FINGERPRINT_WORDS,
@@ -71,17 +72,34 @@ def publish(state: int) -> int:
 
 
 @njit(**inlined)
+def differs(mine: int, other: int) -> int:
+    """Whether two entries are of different calls."""
+    M, O = words(mine), words(other)  # noqa: E741
+    for k in range(1, 1 + FINGERPRINT_WORDS):
+        if M[k] != O[k]:
+            return 1
+    return 0
+
+
+@njit(**inlined)
 def disagrees(state: int) -> int:
-    """1 + the node rank of someone who has published another call with my sequence number, or 0."""
+    """The number of a call, up to this one, which someone of the node made otherwise than I did, or 0.
+
+    Everything that the others have published is compared, once: who has sent a message has published its call before,
+    so whoever took a message that was meant for another call sees it here, at the latest when its own call ends.
+    """
     S = words(state)
     C = words(S[COMM])
+    compared = words(S[COMM] + 8 * C[COMPARED_AT])
     for rank in range(C[NODE_SIZE]):
-        entry = entry_of(C[BOARD], rank, S[SEQ])
-        if rank != C[NODE_RANK] and load_acquire(entry) == S[SEQ]:
-            E = words(entry)
-            for k in range(FINGERPRINT_WORDS):
-                if E[1 + k] != S[FINGERPRINT_0 + k]:
-                    return 1 + rank
+        while rank != C[NODE_RANK] and compared[rank] < S[SEQ]:
+            seq = compared[rank] + 1
+            entry = entry_of(C[BOARD], rank, seq)
+            if load_acquire(entry) != seq:
+                break
+            if differs(entry_of(C[BOARD], C[NODE_RANK], seq), entry):
+                return seq
+            compared[rank] = seq
     return 0
 
 

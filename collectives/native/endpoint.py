@@ -41,13 +41,13 @@ class Endpoint:
         self.comm, self.node = comm, node
         self.lanes, self.slots, self.depth, self.payload = fifo_shape(node.size)
         n_fifos = node.size * self.lanes * self.slots
-        self.memory = Memory(8 * (st.COMM_HEADER + 2 * n_fifos * st.FIFO_WORDS))
+        self.memory = Memory(8 * (st.COMM_HEADER + 2 * n_fifos * st.FIFO_WORDS + node.size))
         self.address = self.memory.address
         self.words = w = self.memory.words(0, self.memory.n_bytes // 8)
         w[st.MPI_ISEND], w[st.MPI_IRECV], w[st.MPI_TEST] = mpi_functions()
         w[st.MPI_COMM], w[st.MPI_BYTE] = MPI._handleof(comm), MPI._handleof(MPI.BYTE)
         w[st.STATUS_IGNORE] = status_ignore()
-        w[st.SPIN] = spin
+        w[st.SPIN], w[st.COMPARED_AT] = spin, st.COMM_HEADER + 2 * n_fifos * st.FIFO_WORDS
         w[st.NODE_SIZE], w[st.NODE_RANK] = 1, 0
         w[st.FIFOS_AT], w[st.FIFO_LANES], w[st.FIFO_SLOTS] = st.COMM_HEADER, self.lanes, self.slots
         self.arena = Memory(1 << 16)

@@ -19,6 +19,7 @@ from collectives.native.layout import (
     DONE,
     ERROR,
     ERROR_CODE,
+    ERROR_DETAIL,
     ERROR_KIND,
     ERROR_LANE,
     ERROR_PEER,
@@ -188,6 +189,16 @@ def fail(state: int, code: int) -> None:
 
 
 @njit(**inlined)
+def agreed(state: int) -> int:
+    """Whether all calls that others have published are mine too; if not, this one has failed."""
+    seq = disagrees(state)
+    if seq:
+        words(state)[ERROR_DETAIL] = seq
+        fail(state, MISMATCH)
+    return seq == 0
+
+
+@njit(**inlined)
 def turn(state: int) -> int:
     """One pass over a running plan, and the end of its phase: how much moved."""
     S = words(state)
@@ -201,8 +212,8 @@ def turn(state: int) -> int:
         moved += 1
         if S[PHASE] < words(S[TABLE])[at.N_PHASES]:
             start_phase(state)
-        elif disagrees(state):
-            fail(state, MISMATCH)
+        elif not agreed(state):
+            return moved
         else:
             S[STATUS] = IDLE
             S[CALLS] += 1
@@ -216,9 +227,9 @@ def look_around(state: int, now: int) -> None:
     C = words(S[COMM])
     if S[DEADLINE] == 0:
         S[DEADLINE] = now + S[TIMEOUT_NS]
-    if not S[GATED] and disagrees(state):
-        fail(state, MISMATCH)
-    elif who_stopped(S[COMM]):
+    if not S[GATED] and not agreed(state):
+        return
+    if who_stopped(S[COMM]):
         fail(state, STOPPED)
     elif now > S[DEADLINE]:
         fail(state, TIMEOUT)

@@ -25,8 +25,9 @@ SEGMENT, ROUND, POSTED, ROWS_NOW, ROWS_AT = range(5)
 
 # --- communicator block ---
 (MPI_ISEND, MPI_IRECV, MPI_TEST, MPI_COMM, MPI_BYTE, STATUS_IGNORE, SPIN, ARENA,
- NODE_SIZE, NODE_RANK, BOARD, LAST_SEQ, GATE_LIMIT, FIFOS_AT, FIFO_LANES, FIFO_SLOTS) = range(16)  # fmt: skip
-COMM_HEADER = 16
+ NODE_SIZE, NODE_RANK, BOARD, LAST_SEQ, GATE_LIMIT, FIFOS_AT, FIFO_LANES, FIFO_SLOTS,
+ COMPARED_AT) = range(17)  # fmt: skip
+COMM_HEADER = 24
 
 # --- FIFO as one of its ends sees it: (in, out) for each (peer on the node, lane, slot of the lane) ---
 (FIFO_MEMORY, CURSOR, RESERVED, CREDIT, DEPTH, PAYLOAD, AHEAD) = range(7)
