@@ -1,0 +1,121 @@
+"""PyTorch process groups where an MPI launcher started the processes: nothing to export, no port to choose.
+
+    from integrations.torch_launch import init_process_group
+    init_process_group()          # under mpirun, mpiexec, srun, or torchrun
+
+Under an MPI launcher rank 0 opens a store on a free port of the narrowest address that all ranks reach (the loopback
+where they share a node) and broadcasts it over MPI. Under torchrun PyTorch's own environment variables are used.
+The group is destroyed at exit, before MPI is finalised: the other order crashes.
+"""
+
+import atexit
+import os
+import socket
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from collectives.errors import LaunchError
+from collectives.launch import LAUNCHERS, refuse_lone_worlds
+from collectives.topology import mpi_library
+
+from .addresses import interface_of, meeting_address, source_address
+
+if TYPE_CHECKING:
+    from mpi4py import MPI  # importing it initialises MPI, which a DataLoader's worker that imports this must not do
+
+__all__ = ["init_process_group"]
+
+TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def init_process_group(
+    backend: str = "gloo", timeout: timedelta | float = 1800.0, comm: "MPI.Intracomm | None" = None
+) -> None:
+    """Make PyTorch's default process group of the ranks of `comm` (all ranks, if not given), in MPI's order.
+
+    `timeout` (seconds or a timedelta) is the store's and the group's. MASTER_ADDR and MASTER_PORT, where they are set,
+    say where the store listens. LaunchError says what is wrong with the launch and the mend; RuntimeError if there is
+    a default group already.
+    """
+    if dist.is_initialized():
+        raise RuntimeError("PyTorch's default process group exists already: call init_process_group once, first")
+    limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+    if comm is None and by_environment(os.environ):
+        dist.init_process_group(backend, init_method="env://", timeout=limit)
+    else:
+        from mpi4py import MPI
+
+        refuse_lone_worlds(MPI.COMM_WORLD.size, mpi_library())
+        world = MPI.COMM_WORLD if comm is None else comm
+        store = _store(world, limit)
+        dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=limit)
+    atexit.register(_leave, os.getpid())
+
+
+def by_environment(environment: Mapping[str, str]) -> bool:
+    """Whether PyTorch's own variables, not MPI, say who is who: torchrun's (which an MPI launcher or srun may have
+    started once a host), or a scheduler's where no MPI launcher is at work."""
+    if "TORCHELASTIC_RUN_ID" in environment:
+        return True
+    started = (environment.get(name, "") for name, launcher in LAUNCHERS if launcher != "torchrun")
+    by_mpi = any(number.isdecimal() and int(number) > 1 for number in started)
+    return all(name in environment for name in TORCHRUN) and not by_mpi
+
+
+def _leave(pid: int) -> None:
+    if os.getpid() == pid and dist.is_initialized():  # not in a child that was forked
+        dist.destroy_process_group()
+
+
+def _store(world: "MPI.Intracomm", timeout: timedelta) -> "dist.Store":  # type: ignore[name-defined]
+    """A store that rank 0 serves and all ranks of `world` have joined. Collective."""
+    host = meeting_address(world)
+    listener: socket.socket | None = None
+    if world.rank == 0:
+        try:
+            listener = _listen(os.environ.get("MASTER_ADDR", host), int(os.environ.get("MASTER_PORT", "0")))
+            said = "{} {}".format(*listener.getsockname()[:2])
+        except (OSError, ValueError) as error:
+            said = f"rank 0 could not listen on {os.environ.get('MASTER_ADDR', host) or 'any common address'}: {error}"
+    else:
+        said = ""
+    said = _broadcast(world, said)
+    if len(said.split()) != 2:
+        raise LaunchError(f"{said}; set MASTER_ADDR to an address of rank 0's host that all ranks reach")
+    host, port = said.split()
+    if host != "127.0.0.1" and "GLOO_SOCKET_IFNAME" not in os.environ:
+        # Gloo looks its own host's name up, and many name themselves 127.0.1.1.
+        name = interface_of(source_address(host))
+        if name is not None:
+            os.environ["GLOO_SOCKET_IFNAME"] = name
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        host,
+        int(port),
+        world.size,
+        is_master=listener is not None,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=None if listener is None else listener.detach(),
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    if not host:
+        raise OSError("the hosts of this job share no network that rank 0 can see")
+    return socket.create_server((socket.gethostbyname(host), port), backlog=4096)
+
+
+def _broadcast(world: "MPI.Intracomm", text: str) -> str:
+    """Rank 0's text on all ranks, as bytes (nothing is unpickled)."""
+    from mpi4py import MPI
+
+    payload = bytearray(text.encode())
+    length = bytearray(len(payload).to_bytes(8, "little"))
+    world.Bcast([length, MPI.BYTE], root=0)
+    if world.rank != 0:
+        payload = bytearray(int.from_bytes(length, "little"))
+    world.Bcast([payload, MPI.BYTE], root=0)
+    return payload.decode()
