@@ -122,7 +122,8 @@ def _of_buffer(x: Any, name: str) -> View:
     if code in ("l", "L"):
         code = {"l": "q", "L": "Q"}[code] if memory.itemsize == 8 else {"l": "i", "L": "I"}[code]
     if code not in FORMATS:
-        raise TypeError(f"{name} has elements of format {memory.format!r}, which are not reduced; there are {', '.join(FORMATS.values())}")
+        known = ", ".join(FORMATS.values())
+        raise TypeError(f"{name} has elements of format {memory.format!r}, which are not reduced; there are {known}")
     if not memory.c_contiguous:
         raise ValueError(f"{name} is not contiguous; pass a contiguous buffer")
     n_bytes = memory.nbytes
@@ -187,5 +188,6 @@ def like(x: Any, found: View, count: int) -> Any:
     if found.dtype in TYPECODES:
         if isinstance(x, array):
             return array(x.typecode, bytes(count * found.itemsize))
-        return memoryview(bytearray(count * found.itemsize)).cast(TYPECODES[found.dtype])
+        code: Any = TYPECODES[found.dtype]
+        return memoryview(bytearray(count * found.itemsize)).cast(code)
     raise TypeError(f"there is no array of {found.dtype} without torch; pass out=")

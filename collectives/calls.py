@@ -1,7 +1,8 @@
 """From a method's arguments to a call that is ready to run: memory looked at, algorithm chosen, program found."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from collectives import algorithms, buffers
@@ -10,7 +11,7 @@ from collectives.diagnosis import NO_OP
 from collectives.dtypes import HALVES, ITEMSIZE, check
 from collectives.engine import Prepared
 from collectives.errors import UnsupportedError
-from collectives.plan import chunk_offsets
+from collectives.extents import chunk_offsets
 from collectives.plans import Plans
 from collectives.selection import NATIVE, Choice
 from collectives.settings import Settings, folds_once
@@ -40,8 +41,8 @@ class Options:
     @classmethod
     def of(cls, how: dict[str, Any]) -> "Options":
         """From a method's keywords; what is no option is a parameter of the algorithm."""
-        named = (how.pop(name, None) for name in ("algorithm", "order", "precision"))
-        return cls(*named, how)
+        algorithm, order, precision = (how.pop(name, None) for name in ("algorithm", "order", "precision"))
+        return cls(algorithm, order, precision, how)
 
 
 class Calls:
@@ -111,7 +112,7 @@ class Calls:
             source, finish = packed.view, packed.finish
             if self._must_widen("allreduce", choice, dtype, options):
                 wide = Widened(packed.view, packed.view)
-                source, finish = wide.view, lambda wide=wide, packed=packed: (wide.finish(), packed.finish())  # type: ignore[misc]
+                source, finish = wide.view, partial(both, wide.finish, packed.finish)
             prepared = self._prepared("allreduce", source, source, source.count, op, 0, choice, xs)
             prepared.keep, prepared.finish = (packed, views), finish
             calls.append(prepared)
@@ -196,8 +197,13 @@ class Calls:
         return range(offsets[self.rank], offsets[self.rank + 1])
 
     def _check_root(self, root: int) -> None:
-        if not isinstance(root, int) or not 0 <= root < self.size:
+        if not 0 <= root < self.size:
             raise ValueError(f"root {root!r} is not one of {self.size} ranks, 0 to {self.size - 1}")
+
+
+def both(first: Callable[[], None], second: Callable[[], None]) -> None:
+    first()
+    second()
 
 
 def expect(found: View, count: int, dtype: str, of: str, name: str = "out") -> None:

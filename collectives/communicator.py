@@ -11,10 +11,10 @@ from collectives.channel import Channel
 from collectives.dtypes import DTYPES, ITEMSIZE
 from collectives.engine import ENGINE, Work
 from collectives.errors import CommunicatorBroken, UnsupportedError
+from collectives.extents import chunk_offsets
 from collectives.launch import connect
 from collectives.native.library import library
 from collectives.native.program import Program
-from collectives.plan import chunk_offsets
 from collectives.plans import Plans
 from collectives.selection import Choice, Table
 from collectives.settings import Settings, agree
@@ -51,7 +51,8 @@ class Several:
         self.works, self.result = works, result
 
     def done(self) -> bool:
-        return all([work.done() for work in self.works])
+        asked = [work.done() for work in self.works]  # all of them: asking advances
+        return all(asked)
 
     def wait(self, timeout: float | None = None) -> Any:
         for work in self.works:
@@ -150,7 +151,14 @@ class Communicator:
         return self._go(prepared, blocking, timeout)
 
     def reduce_scatter(
-        self, x: Any, out: Any = None, op: str = "sum", *, blocking: bool = True, timeout: float | None = None, **how: Any
+        self,
+        x: Any,
+        out: Any = None,
+        op: str = "sum",
+        *,
+        blocking: bool = True,
+        timeout: float | None = None,
+        **how: Any,
     ) -> Any:
         """Reduce x over all ranks, and keep my chunk of the result: returns out, or a new one-dimensional array.
 

@@ -29,7 +29,9 @@ STATUS = {
 }  # fmt: skip
 
 
-def fingerprint(collective: str, dtype: str, op: str, root: int, count: int, algorithm: str, params: object) -> list[int]:
+def fingerprint(
+    collective: str, dtype: str, op: str, root: int, count: int, algorithm: str, params: object
+) -> list[int]:
     """What ranks must agree on, as the board's words; `fields` reads them back."""
     known = ("", *names(collective)) if collective in COLLECTIVES else ("",)
     index = known.index(algorithm) if algorithm in known else 0

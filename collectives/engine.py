@@ -140,7 +140,7 @@ class Engine:
             while not work.ended:
                 self.turn()
                 work.channel.watch(work)
-                if until is not None and not work.ended and time.monotonic() > until:
+                if until is not None and time.monotonic() > until and not work.ended:
                     raise CollectiveTimeout(f"{work.channel.describe(work.program)} is not done after {timeout} s")
         except CollectiveTimeout:
             raise

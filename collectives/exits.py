@@ -6,6 +6,8 @@ import sys
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from collectives.says import say
+
 if TYPE_CHECKING:
     from collectives.channel import Channel
 
@@ -51,7 +53,7 @@ def leave(pid: int) -> None:
 
 def abort(comm: Any, why: str) -> None:
     """End the job at once, not zero."""
-    print(f"treering: {why}", file=sys.stderr, flush=True)
+    say(why)
     sys.stdout.flush()
     comm.Abort(1)
     os._exit(1)

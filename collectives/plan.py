@@ -6,43 +6,12 @@ also when the count is smaller than the number of chunks. Messages of no element
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 
 from collectives import layout as at
-from collectives.schedule import INPUT, OUTPUT, RECV, RECV_REDUCE, SCRATCH, SEND, Lane, Schedule, Span, Step, folds
+from collectives.extents import Bound, Extent, Private, aligned, extents, overlap, pack, scratch_spans
+from collectives.schedule import RECV, RECV_REDUCE, SCRATCH, SEND, Lane, Schedule, Span, Step, folds
 
 LARGEST_OFFSET = 1 << 62
-
-
-def chunk_offsets(count: int, parts: int) -> list[int]:
-    """Where `parts` chunks of `count` elements begin and end, as torch.tensor_split cuts them: parts + 1 offsets."""
-    return [i * (count // parts) + min(i, count % parts) for i in range(parts + 1)]
-
-
-def aligned_part(length: int, part: Fraction, align: int) -> int:
-    """`part` of `length`, rounded up to `align`, but never past the end: 0 at 0, `length` at 1, and monotone."""
-    return min(length, -(-length * part.numerator // (part.denominator * align)) * align)
-
-
-class Bound:
-    """Fractions of the message to elements: i/n to offsets[i] of n + 1, and aligned in between."""
-
-    def __init__(self, offsets: Sequence[int], align: int = 1):
-        self.offsets, self.align = tuple(offsets), align
-        self._known: dict[Fraction, int] = {}
-
-    def __call__(self, x: Fraction) -> int:
-        found = self._known.get(x)
-        if found is None:
-            i, rest = divmod(x * (len(self.offsets) - 1), 1)
-            found = self.offsets[i]
-            if rest:
-                found += aligned_part(self.offsets[i + 1] - found, rest, self.align)
-            self._known[x] = found
-        return found
-
-    def length(self, span: Span) -> int:
-        return self(span.hi) - self(span.lo)
 
 
 @dataclass(frozen=True)
@@ -52,8 +21,8 @@ class Target:
     itemsize: int
     bound: Bound
     holds: Mapping[str, Sequence[Span]]  # what each of the caller's buffers holds, packed in order
-    link: Callable[[int], int] = lambda peer: at.MPI
-    fifo: Callable[[int], int] = lambda peer: 0
+    link: Callable[[int], int] = lambda _: at.MPI
+    fifo: Callable[[int], int] = lambda _: 0
     fifo_lanes: int = 0  # lanes past these, and pipelines of more slots, have no FIFO: their messages go by MPI
     fifo_slots: int = 1
     segment_bytes: int | None = None
@@ -79,27 +48,6 @@ class Table:
     messages: int  # sends a segment, of this rank
     weights_at: int  # in words
     terms: int  # of the schedule, whether or not they have elements here
-
-
-@dataclass
-class Extent:
-    """How many elements a span has in each full segment of its cell, in the tail, and where they begin."""
-
-    lo: int
-    hi: int
-    tail_lo: int
-    tail_hi: int
-    start: int  # of the cell, in elements of the message
-    step: int  # of a segment
-    full: int
-
-    @property
-    def length(self) -> int:
-        return self.hi - self.lo
-
-    @property
-    def tail(self) -> int:
-        return self.tail_hi - self.tail_lo
 
 
 def lower(schedule: Schedule, target: Target) -> Table:
@@ -138,30 +86,15 @@ class _Lowering:
                 self.phases.append([first, len(self.lanes)])
         return self._build(scratch_elements * t.itemsize)
 
-    # ------------------------------------------------------------ spans to elements
+    # ------------------------------------------------------------ spans to places
     def _extents(self, lane: Lane) -> dict[Span, Extent]:
-        """Of every span that the lane's steps name."""
-        bound = self.target.bound
-        if not lane.cells:
-            return {x: Extent(0, bound.length(x), 0, 0, bound(x.lo), 0, 1) for x in lane.spans()}
-        wanted = self.target.segment_bytes or LARGEST_OFFSET
-        segment = max(1, wanted // self.target.itemsize)
-        n = max(1, *(-(-bound.length(cell) // segment) for cell in lane.cells))
-        found = {}
-        for x in lane.spans():
-            cell = lane.cell(x)
-            length, part = bound.length(cell), [(end - cell.lo) / cell.size for end in x]
-            step = max(1, -(-length // (n * bound.align)) * bound.align)
-            full = length // step
-            inner = [aligned_part(step, end, bound.align) for end in part]
-            tail = [aligned_part(length - full * step, end, bound.align) for end in part]
-            found[x] = Extent(*inner, *tail, bound(cell.lo), step, full)
-        return found
+        wanted = self.target.segment_bytes
+        return extents(lane, self.target.bound, max(1, wanted // self.target.itemsize) if wanted else None)
 
-    def _place(self, buffer: str, span: Span, extents: dict[Span, Extent], private: "_Private | None") -> Place:
-        size, e = self.target.itemsize, extents[span]
+    def _place(self, buffer: str, span: Span, found: dict[Span, Extent], private: "Private | None") -> Place:
+        size, e = self.target.itemsize, found[span]
         if private is not None and buffer == SCRATCH:
-            offset, tail = private.offsets(span, size, extents)
+            offset, tail = private.offsets(span, size, found)
             return Place(at.SLOT, offset, 0, tail)
         start, piece = next((home, x) for x, home in self.home[buffer].items() if x.lo <= span.lo and span.hi <= x.hi)
         origin = start + e.start - self.target.bound(piece.lo)
@@ -175,14 +108,14 @@ class _Lowering:
             raise ValueError(f"lane {number}: lanes are numbered 0 to {at.MAX_LANES - 1}")
         if lane.slots > at.MAX_SLOTS:
             raise ValueError(f"{lane.slots} slots: a pipeline has at most {at.MAX_SLOTS}")
-        size, extents = self.target.itemsize, self._extents(lane)
-        segments = max((e.full + (e.tail > 0) for e in extents.values()), default=1) if lane.cells else 1
+        size, found = self.target.itemsize, self._extents(lane)
+        segments = max((e.full + (e.tail > 0) for e in found.values()), default=1) if lane.cells else 1
         slots = min(lane.slots, max(1, segments))
-        private = _Private(lane, extents, size, base) if lane.cells else None
+        private = Private(lane, found, size, base) if lane.cells else None
         floor = private.bytes if private else 0
         first_round, first_row, first_term, most = len(self.rounds), len(self.rows), len(self.terms), floor
         for index, steps in enumerate(lane.rounds):
-            most = max(most, self._round(number, lane.slots, index, steps, extents, private, base, floor))
+            most = max(most, self._round(number, lane.slots, index, steps, found, private, base, floor))
         stride = aligned(most)
         if len(self.rounds) == first_round:
             return 0
@@ -202,13 +135,13 @@ class _Lowering:
         slots: int,
         number: int,
         steps: tuple[Step, ...],
-        extents: dict[Span, Extent],
-        private: "_Private | None",
+        found: dict[Span, Extent],
+        private: "Private | None",
         base: int,
         top: int,
     ) -> int:
         """Adds a round; returns the bytes of the slot's memory that it needs."""
-        t, size, first = self.target, self.target.itemsize, len(self.rows)
+        t, first = self.target, len(self.rows)
         local = folds(steps)
         channels = [(s.peer, s.kind == SEND) for s in steps if s.peer is not None]
         streams = len(set(channels)) == len(channels) and all(
@@ -222,18 +155,18 @@ class _Lowering:
         if streams:  # those that read what a fold overwrites lie together
             sends.sort(key=lambda s: (s.buffer, s.span))
         by_mpi = any(self._link(s.peer, lane, slots) == at.MPI for s in receives if s.peer is not None)
-        ordered = [s for s in (receives + sends if by_mpi else sends + receives) if self._any(s.span, extents)]
+        ordered = [s for s in (receives + sends if by_mpi else sends + receives) if self._any(s.span, found)]
         index: dict[Step, int] = {}
         last: dict[tuple[int | None, bool], int] = {}
         for step_number, s in ((steps.index(s), s) for s in ordered):
             assert s.peer is not None
-            row = self._row(at.SEND if s.kind == SEND else at.RECV, s.span, extents, s.buffer, private)
+            row = self._row(at.SEND if s.kind == SEND else at.RECV, s.span, found, s.buffer, private)
             position = len(self.rows) - first
             row[at.PEER], row[at.LINK], row[at.STEP] = s.peer, self._link(s.peer, lane, slots), step_number
             row[at.FIFO] = t.fifo(s.peer) if row[at.LINK] == at.SHARED_MEMORY else -1
             if s.kind == RECV_REDUCE:
                 row[at.LANDING], row[at.STAGE] = at.STREAMED if streams else at.WHOLE, base + top
-                top += self._landing_bytes(row, extents[s.span])
+                top += self._landing_bytes(row, found[s.span])
             before = last.get((s.peer, s.kind == SEND))
             row[at.PREVIOUS] = position - before if before is not None else 0
             last[s.peer, s.kind == SEND] = position
@@ -244,7 +177,7 @@ class _Lowering:
             if s.kind == SEND and pacer is not None:
                 self.rows[first + i][at.PACE] = pacer - i
         for (_, buffer, span, own), operands in local.items():
-            self._fold(buffer, span, own, operands, extents, private, index, first, streams)
+            self._fold(buffer, span, own, operands, found, private, index, first, streams)
         if len(self.rows) > first:
             self.rounds.append([first, len(self.rows) - first, number, 0])
         return top
@@ -258,19 +191,19 @@ class _Lowering:
         self,
         buffer: str,
         span: Span,
-        own: str,
+        own: str | None,
         operands: Sequence[Step | None],
-        extents: dict[Span, Extent],
-        private: "_Private | None",
+        found: dict[Span, Extent],
+        private: "Private | None",
         index: dict[Step, int],
         first: int,
         streams: bool,
     ) -> None:
         numbers = range(self.seen_terms, self.seen_terms + len(operands))
         self.seen_terms += len(operands)
-        if not self._any(span, extents):
+        if not self._any(span, found):
             return
-        row = self._row(at.FOLD, span, extents, buffer, private)
+        row = self._row(at.FOLD, span, found, buffer, private)
         row[at.FIRST_TERM], row[at.TERM_COUNT], row[at.STREAM] = len(self.terms), len(operands), streams
         after = [i for s, i in index.items() if s.kind == SEND and s.buffer == buffer and overlap(s.span, span)]
         if after:
@@ -279,7 +212,7 @@ class _Lowering:
         self.rows.append(row)
         for number, s in zip(numbers, operands, strict=True):
             if s is None:
-                p = self._place(own, span, extents, private)
+                p = self._place(own or buffer, span, found, private)
                 term = [at.OWN, p.buffer, p.offset, p.stride, p.tail_offset]
             else:
                 term = [index[s]]
@@ -287,9 +220,9 @@ class _Lowering:
             self.weights.append(self.target.weights[number] if self.target.weights is not None else 1)
 
     def _row(
-        self, kind: int, span: Span, extents: dict[Span, Extent], buffer: str, private: "_Private | None"
+        self, kind: int, span: Span, found: dict[Span, Extent], buffer: str, private: "Private | None"
     ) -> list[int]:
-        place, e, size = self._place(buffer, span, extents, private), extents[span], self.target.itemsize
+        place, e, size = self._place(buffer, span, found, private), found[span], self.target.itemsize
         row = [0] * at.ROW_WORDS
         row[at.KIND], row[at.BUFFER], row[at.OFFSET], row[at.STRIDE] = kind, place.buffer, place.offset, place.stride
         row[at.LENGTH], row[at.FULL] = e.length * size, e.full
@@ -298,8 +231,8 @@ class _Lowering:
             raise ValueError(f"an offset passes {LARGEST_OFFSET} bytes: the message is too long")
         return row
 
-    def _any(self, span: Span, extents: dict[Span, Extent]) -> bool:
-        e = extents[span]
+    def _any(self, span: Span, found: dict[Span, Extent]) -> bool:
+        e = found[span]
         return (e.length > 0 and e.full > 0) or e.tail > 0
 
     def _link(self, peer: int | None, lane: int, slots: int) -> int:
@@ -332,86 +265,3 @@ class _Lowering:
         words[at.WORDS] = len(words)
         messages = sum(row[at.KIND] == at.SEND for row in self.rows)
         return Table(words, len(self.rows), messages, words[at.WEIGHTS], self.seen_terms)
-
-
-class _Private:
-    """The scratch of a pipeline's slot: packed by what a full segment needs."""
-
-    def __init__(self, lane: Lane, extents: dict[Span, Extent], itemsize: int, base: int):
-        self.pieces: dict[Span, tuple[int, int, int]] = {}
-        top = 0
-        for piece in scratch_spans([lane]):
-            inside = [e for x, e in extents.items() if overlap(x, piece)]
-            lo, hi = min(e.lo for e in inside), max(e.hi for e in inside)
-            tail_lo, tail_hi = min(e.tail_lo for e in inside), max(e.tail_hi for e in inside)
-            self.pieces[piece] = base + top, lo, tail_lo
-            top += aligned(max(hi - lo, tail_hi - tail_lo) * itemsize)
-        self.bytes = top
-
-    def offsets(self, span: Span, itemsize: int, extents: dict[Span, Extent]) -> tuple[int, int]:
-        at_, lo, tail_lo = next(v for x, v in self.pieces.items() if x.lo <= span.lo and span.hi <= x.hi)
-        e = extents[span]
-        return at_ + (e.lo - lo) * itemsize, at_ + (e.tail_lo - tail_lo) * itemsize
-
-
-def aligned(n_bytes: int) -> int:
-    return -(-n_bytes // at.LINE) * at.LINE
-
-
-def overlap(a: Span, b: Span) -> bool:
-    return a.lo < b.hi and b.lo < a.hi
-
-
-def pack(spans: Iterable[Span], length: Callable[[Span], int]) -> dict[Span, int]:
-    """Where each span begins when they lie one after the other."""
-    places, top = {}, 0
-    for span in spans:
-        places[span] = top
-        top += length(span)
-    return places
-
-
-def scratch_spans(lanes: Iterable[Lane]) -> list[Span]:
-    """What lanes use of scratch; overlapping spans are joined."""
-    used = {
-        s.span for lane in lanes for steps in lane.rounds for s in steps if SCRATCH in (s.buffer, s.own)
-    }
-    joined: list[Span] = []
-    for x in sorted(used):
-        if joined and x.lo < joined[-1].hi:
-            x = Span(joined[-1].lo, max(x.hi, joined.pop().hi))
-        joined.append(x)
-    return joined
-
-
-def term_count(schedule: Schedule) -> int:
-    """How many terms the folds of a schedule have."""
-    rounds = (steps for phase in schedule.phases for lane in phase.lanes.values() for steps in lane.rounds)
-    return sum(len(operands) for steps in rounds for operands in folds(steps).values())
-
-
-def smallest_part(schedule: Schedule) -> Fraction:
-    """The smallest span that a step names: with 1 / that many elements no message is left out."""
-    spans = (s.span for phase in schedule.phases for lane in phase.lanes.values() for r in lane.rounds for s in r)
-    return min((span.size for span in spans), default=Fraction(1))
-
-
-
-def output_may_be_input(schedule: Schedule) -> bool:
-    """Whether the caller's output may be its input: no step reads input where an earlier or parallel one has written."""
-    writes: list[tuple[int, int, int, Span, Step]] = []
-    reads: list[tuple[int, int, int, Span, Step]] = []
-    for phase, lanes in enumerate(schedule.phases):
-        for number, lane in lanes.lanes.items():
-            for index, s in ((i, s) for i, steps in enumerate(lane.rounds) for s in steps):
-                if s.kind != SEND and s.buffer == OUTPUT:
-                    writes.append((phase, number, index, s.span, s))
-                if (s.buffer if s.kind == SEND else s.own) == INPUT:
-                    reads.append((phase, number, index, s.span, s))
-    return not any(
-        overlap(w[3], r[3])
-        and (r[0] > w[0] or (r[0] == w[0] and (r[1] != w[1] or r[2] >= w[2])))
-        and not (w[:4] == r[:4] and w[4].kind == r[4].kind != SEND)  # my own operand of the very fold that writes
-        for w in writes
-        for r in reads
-    )

@@ -1,7 +1,6 @@
 """From a call to a program: choose an algorithm, prove its schedule, lower it, keep what was made."""
 
 import ctypes
-import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +15,11 @@ from collectives.contract import contract
 from collectives.dtypes import ITEMSIZE
 from collectives.engine import ENGINE
 from collectives.errors import UnsupportedError
+from collectives.extents import Bound, chunk_offsets
 from collectives.native.library import kernel, library
 from collectives.native.program import Program
-from collectives.plan import Bound, Table, Target, chunk_offsets, lower, output_may_be_input, smallest_part
+from collectives.plan import Table, Target, lower
+from collectives.properties import output_may_be_input, smallest_part
 from collectives.schedule import DATA, INPUT, OUTPUT, WHOLE, Schedule, Span
 from collectives.verify import Fault, verify
 
@@ -214,7 +215,3 @@ def holds(collective: str, ranks: int, rank: int) -> dict[str, list[Span]]:
         case "allgather":
             return {INPUT: [chunk], OUTPUT: whole}
     raise ValueError(f"no collective is called {collective!r}")
-
-
-def log(message: str) -> None:
-    print(f"treering: {message}", file=sys.stderr, flush=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from collectives.algorithms import names
 from collectives.errors import MismatchError, UnsupportedError
+from collectives.says import say
 from collectives.selection import FIXED_ORDER, NATIVE, Choice, Table, choose, load, parse_overrides
 from collectives.topology import Topology
 
@@ -26,7 +27,9 @@ class Settings:
     overridden_by: str  # argument or environment
 
     @classmethod
-    def read(cls, table: str | os.PathLike[str] | Table | None, timeout: float | None, algorithm: str | None) -> "Settings":
+    def read(
+        cls, table: str | os.PathLike[str] | Table | None, timeout: float | None, algorithm: str | None
+    ) -> "Settings":
         """Arguments go before TREERING_TABLE, TREERING_TIMEOUT and TREERING_ALGORITHM. ValueError, TableError."""
         if table is None:
             table = os.environ.get("TREERING_TABLE") or None
@@ -39,7 +42,9 @@ class Settings:
         overrides = parse_overrides(given)
         for collective, (name, _) in overrides.items():
             if name not in (*names(collective), NATIVE):
-                raise ValueError(f"{collective} has no algorithm called {name!r}; it has: {', '.join(names(collective))}")
+                raise ValueError(
+                    f"{collective} has no algorithm called {name!r}; it has: {', '.join(names(collective))}"
+                )
         loaded = table if isinstance(table, Table) or table is None else load(table)
         return cls(loaded, seconds(timeout, "timeout"), overrides, by)
 
@@ -74,19 +79,16 @@ class Settings:
             return replace(chosen, params={**chosen.params, **params}) if params else chosen
         if fixed and not folds_once(collective, chosen.algorithm):
             serving = ", ".join(FIXED_ORDER.get(collective, ())) or "none"
-            raise UnsupportedError(
-                f"{collective} {chosen.algorithm} does not fold ranks in a fixed order; order='fixed' is served by: {serving}"
-            )
+            asked = f"{collective} {chosen.algorithm}"
+            raise UnsupportedError(f"{asked} folds ranks in no fixed order; order='fixed' is served by: {serving}")
         return chosen
 
     def announce(self, comm: "Communicator") -> None:
         """One line at start-up, where TREERING_LOG asks for it."""
         if os.environ.get("TREERING_LOG", "").lower() in ("info", "debug") and comm.rank == 0:
-            from collectives.plans import log
-
             t = comm.topology
             table = self.table.origin if self.table else "no table"
-            log(f"{comm.size} ranks, nodes {t.shape}, links {'+'.join(t.links) or 'none'}, {t.mpi}, {table}")
+            say(f"{comm.size} ranks, nodes {t.shape}, links {'+'.join(t.links) or 'none'}, {t.mpi}, {table}")
 
 
 def folds_once(collective: str, algorithm: str) -> bool:

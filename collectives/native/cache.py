@@ -9,14 +9,16 @@ import fcntl
 import hashlib
 import os
 import platform
-import sys
 import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import llvmlite
 import numba
+
+from collectives.says import say
 
 
 @cache
@@ -44,8 +46,9 @@ def folder() -> Path:
 @contextlib.contextmanager
 def compiling(what: str) -> Iterator[None]:
     """Around what Numba compiles or loads: our folder, and one process at a time while `what` is not there yet."""
-    there = folder() / f"{what}.{numba.core.config.CPU_NAME or 'host'}.done"
-    before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(folder())
+    settings: Any = numba.config
+    there = folder() / f"{what}.{settings.CPU_NAME or 'host'}.done"
+    before, settings.CACHE_DIR = settings.CACHE_DIR, str(folder())
     try:
         if there.exists():
             yield
@@ -53,8 +56,8 @@ def compiling(what: str) -> Iterator[None]:
         with open(folder() / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not there.exists() and what == "executor":
-                print("treering: compiling for this machine, once (some ten seconds)", file=sys.stderr, flush=True)
+                say("compiling for this machine, once (some ten seconds)")
             yield
             there.touch()
     finally:
-        numba.config.CACHE_DIR = before
+        settings.CACHE_DIR = before

@@ -18,7 +18,7 @@ class Library(NamedTuple):
 
 def _entry(function: Any) -> Callable[..., Any]:
     """The compiled entry point itself: half the cost of going through the dispatcher's type resolution."""
-    return function.overloads[function.signatures[0]].entry_point  # type: ignore[no-any-return]
+    return function.overloads[function.signatures[0]].entry_point
 
 
 @cache
@@ -26,7 +26,7 @@ def library() -> Library:
     with compiling("executor"):
         from collectives.native import executor, weights
     return Library(
-        _entry(executor.run), _entry(executor.start), _entry(executor.advance), weights.note_weights.address
+        _entry(executor.run), _entry(executor.start), _entry(executor.advance), int(weights.note_weights.address or 0)
     )
 
 

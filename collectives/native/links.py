@@ -112,9 +112,7 @@ def mpi_issue(state: int, step: int) -> int:
         where = s[STAGE_AT] + (k & 1) * size if s[STAGE_AT] else s[BASE] + k * size
         n = min(size, s[BYTES] - k * size)
         request = step + 8 * (REQUEST_0 + (k & 1))
-        code = call_transfer(
-            function, where, n, C[MPI_BYTE], s[TAG] >> 32, s[TAG] & 0xFFFFFFFF, C[MPI_COMM], request
-        )
+        code = call_transfer(function, where, n, C[MPI_BYTE], s[TAG] >> 32, s[TAG] & 0xFFFFFFFF, C[MPI_COMM], request)
         if code != 0:
             S[ERROR_DETAIL] = code
             return -MPI_FAILED

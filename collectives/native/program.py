@@ -1,5 +1,6 @@
 """A lowered schedule with the memory that running it needs, on one communicator's endpoint."""
 
+import ctypes
 from collections.abc import Sequence
 
 from collectives import layout as at
@@ -33,7 +34,7 @@ class Program:
         operands = (operands + 7) // 8 * 8
         n_words = operands + words[at.MOST_TERMS]
         self.memory = Memory(table_bytes + 8 * n_words)
-        self.memory.words(0, len(words))[:] = words
+        ctypes.memmove(self.memory.address, (ctypes.c_int64 * len(words))(*words), 8 * len(words))
         self.address = self.memory.address + table_bytes
         self.state = state = self.memory.words(table_bytes, n_words)
         state[st.TABLE], state[st.SELF], state[st.COMM] = self.memory.address, self.address, endpoint.address

@@ -137,9 +137,7 @@ def fold(state: int, step: int, instance: int, slot: int) -> int:
     grain = n - part if row[at.LINK] == at.SHARED_MEMORY else min(S[GRAIN], n - part)
     weights = S[TABLE] + 8 * (words(S[TABLE])[at.WEIGHTS] + row[at.FIRST_TERM])
     target = s[BASE] + done * size + part
-    call_kernel(
-        S[KERNEL], target, state + 8 * S[OPERANDS_AT], row[at.TERM_COUNT], grain // S[ITEMSIZE], weights
-    )
+    call_kernel(S[KERNEL], target, state + 8 * S[OPERANDS_AT], row[at.TERM_COUNT], grain // S[ITEMSIZE], weights)
     if part + grain < n:
         s[PART] = part + grain
         return 1
@@ -172,7 +170,7 @@ def advance_by_mpi(state: int, step: int) -> int:
 
 
 @njit(**inlined)
-def advance_fifo_send(state: int, step: int, instance: int) -> int:
+def advance_fifo_send(state: int, step: int) -> int:
     """As many pieces as fit, but not far ahead of my own receive: a preference that lapses when idle."""
     S, s = words(state), words(step)
     pace = words(s[ROW])[at.PACE]
@@ -200,7 +198,7 @@ def advance_row(state: int, step: int, instance: int, slot: int) -> int:
     if s[R_LINK] == at.MPI:
         return advance_by_mpi(state, step)
     if kind == at.SEND:
-        return advance_fifo_send(state, step, instance)
+        return advance_fifo_send(state, step)
     address = fifo_arrived(step, size)
     if address == 0:
         return 0
