@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import llvmlite
+import llvmlite.binding
 import numba
 
 from collectives.says import say
@@ -27,7 +27,8 @@ def folder() -> Path:
     digest = hashlib.sha256()
     for source in sorted([*Path(__file__).parent.glob("*.py"), Path(__file__).parent.parent / "layout.py"]):
         digest.update(source.read_bytes())
-    for version in (numba.__version__, llvmlite.__version__, platform.python_version(), platform.machine()):
+    processor = llvmlite.binding.get_host_cpu_name()  # homes are shared by machines of several kinds
+    for version in (numba.__version__, llvmlite.__version__, platform.python_version(), processor):
         digest.update(version.encode())
     name = digest.hexdigest()[:16]
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")

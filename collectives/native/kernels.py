@@ -16,34 +16,15 @@ from typing import Any
 
 from numba import cfunc
 
+from collectives.dtypes import FLOATS, HALVES, ITEMSIZE, check
 from collectives.native.memory import copy, native, words
 from collectives.native.vectors import kind, load, reduce, store
-
-_HALVES = ("float16", "bfloat16")
-_FLOATS = (*_HALVES, "float32", "float64")
-_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-_BITWISE = ("and", "or", "xor")
-DTYPES: dict[str, int] = {name: code for code, name in enumerate(_FLOATS + _INTEGERS)}
-ITEMSIZE: dict[str, int] = {name: int(name.lstrip("abfilnotu")) // 8 for name in DTYPES}
-OPS = ("sum", "avg", "prod", "min", "max", *_BITWISE)
-
-
-def check(dtype: str, op: str) -> None:
-    """Raise TypeError, saying what is possible, unless there is a kernel for this dtype and operation."""
-    if dtype not in DTYPES:
-        raise TypeError(f"dtype {dtype!r} cannot be reduced; possible are {', '.join(DTYPES)}")
-    possible = [name for name in OPS if not (name in _BITWISE if dtype in _FLOATS else name == "avg")]
-    if op not in OPS:
-        raise TypeError(f"op {op!r} does not exist; for {dtype} there are {', '.join(possible)}")
-    if op not in possible:
-        why = "sum and divide yourself, or convert to a float dtype" if op == "avg" else "bits are those of integers"
-        raise TypeError(f"op {op!r} is not for {dtype} ({why}); for {dtype} there are {', '.join(possible)}")
 
 
 # ---------------------------------------------------------------- kernels
 def _lanes(dtype: str) -> int:
     """Lanes of one 64-byte vector, in which halves are float32."""
-    return 64 // max(ITEMSIZE[dtype], 4 if dtype in _FLOATS else 1)
+    return 64 // max(ITEMSIZE[dtype], 4 if dtype in FLOATS else 1)
 
 
 def _reduction(dtype: str, op: str) -> Callable[..., None]:
@@ -123,7 +104,7 @@ def convert(source: str, target: str) -> int:
 
     The places do not overlap. Rounded to nearest even; NaN becomes the canonical one. TypeError for other dtypes.
     """
-    if (source, target) not in [pair for half in _HALVES for pair in ((half, "float32"), ("float32", half))]:
+    if (source, target) not in [pair for half in HALVES for pair in ((half, "float32"), ("float32", half))]:
         raise TypeError(f"no conversion from {source!r} to {target!r}: float16 and bfloat16 go to float32 and back")
     address: int = _compiled_conversion(source, target).address
     return address

@@ -19,11 +19,12 @@ import numba
 import pytest
 import torch
 
+from collectives.dtypes import DTYPES, ITEMSIZE, check
 from collectives.native import kernels
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 FLOAT_OPS, INTEGER_OPS = ("sum", "avg", "prod", "min", "max"), ("sum", "prod", "min", "max", "and", "or", "xor")
-PAIRS = [(dtype, op) for dtype in kernels.DTYPES for op in (FLOAT_OPS if dtype in FLOATS else INTEGER_OPS)]
+PAIRS = [(dtype, op) for dtype in DTYPES for op in (FLOAT_OPS if dtype in FLOATS else INTEGER_OPS)]
 COUNTS = (0, 1, 2, 15, 16, 17, 31, 33, 64, 100, 1003)
 OPERANDS = (1, 2, 3, 5, 9, 17)
 LARGEST = {"float16": 0x7BFF, "bfloat16": 0x7F7F, "float32": 0x7F7FFFFF, "float64": 0x7FEFFFFFFFFFFFFF}
@@ -81,11 +82,11 @@ class Places:
 
 def apply(dtype: str, op: str, operands: Sequence[Sequence[int]], weights: Sequence[int] = ()) -> list[int]:
     """The bits that a kernel makes of operands given as bits."""
-    code = {1: "B", 2: "H", 4: "I", 8: "Q"}[kernels.ITEMSIZE[dtype]]
+    code = {1: "B", 2: "H", 4: "I", 8: "Q"}[ITEMSIZE[dtype]]
     count = len(operands[0])
     places = Places([struct.pack(f"<{count}{code}", *bits) for bits in operands], offset=3)
     given = (ctypes.c_int64 * len(operands))(*(weights or [1] * len(operands)))
-    size = count * kernels.ITEMSIZE[dtype]
+    size = count * ITEMSIZE[dtype]
     result = places.run(kernels.kernel(dtype, op), count, size, ctypes.addressof(given))
     return list(struct.unpack(f"<{count}{code}", result))
 
@@ -113,7 +114,7 @@ def largest(dtype: str) -> float:
 def some_bits(dtype: str, n: int, count: int) -> list[torch.Tensor]:
     """n operands as words: any bits for integers; for floats numbers of moderate size and of every special kind."""
     generator = torch.Generator().manual_seed(n)
-    word, size = WORDS[kernels.ITEMSIZE[dtype]], kernels.ITEMSIZE[dtype]
+    word, size = WORDS[ITEMSIZE[dtype]], ITEMSIZE[dtype]
     if dtype not in FLOATS:
         raw = torch.randint(0, 256, (n, count * size), generator=generator, dtype=torch.uint8)
         return [row.view(word) for row in raw]
@@ -175,7 +176,7 @@ def reference(dtype: str, op: str, words: Sequence[torch.Tensor], weights: Seque
 
 @pytest.mark.parametrize("dtype, op", PAIRS)
 def test_every_count_and_place(dtype: str, op: str) -> None:
-    address, size = kernels.kernel(dtype, op), kernels.ITEMSIZE[dtype]
+    address, size = kernels.kernel(dtype, op), ITEMSIZE[dtype]
     for n in OPERANDS:
         weights = [1 + (k * k) % 5 for k in range(n)]
         given = (ctypes.c_int64 * n)(*weights)
@@ -261,7 +262,7 @@ def test_conversions(processor: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_specials(dtype: str) -> None:
     nan, inf = NAN[dtype], math.inf
-    negative_nan = nan | 1 << 8 * kernels.ITEMSIZE[dtype] - 1
+    negative_nan = nan | 1 << 8 * ITEMSIZE[dtype] - 1
     odd_nan = nan + 1
     zero, minus_zero, one, up, down = bits(dtype, 0.0, -0.0, 1.0, inf, -inf)
     for op, a, b, expected in [
@@ -281,7 +282,7 @@ def test_specials(dtype: str) -> None:
 @pytest.mark.parametrize("op", ["sum", "avg", "prod", "min", "max"])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_first_two_operands_may_be_exchanged(dtype: str, op: str) -> None:
-    size = kernels.ITEMSIZE[dtype]
+    size = ITEMSIZE[dtype]
     raw = torch.randint(0, 256, (3, 20_000 * size), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
     code = {2: "H", 4: "I", 8: "Q"}[size]
     a, b, c = (struct.unpack(f"<20000{code}", bytes(row.tolist())) for row in raw)
@@ -359,7 +360,7 @@ from collectives.native import kernels
 hits = 0
 for name in sys.argv[1:]:
     dtype, op = name.split(":")
-    address, size = kernels.kernel(dtype, op), kernels.ITEMSIZE[dtype]
+    address, size = kernels.kernel(dtype, op), ITEMSIZE[dtype]
     hits += kernels._compiled(dtype, op).cache_hits
     rooms = [ctypes.create_string_buffer(data, 8) for data in (b"\\x03\\x45" * 4, b"\\x02\\x41" * 4)]
     table = (ctypes.c_int64 * 2)(*map(ctypes.addressof, rooms))
@@ -401,7 +402,7 @@ def test_cached_kernels_are_never_confused(tmp_path: Path) -> None:
 
 def cache_result(dtype: str, op: str) -> str:
     given = (bytearray(b"\x03\x45" * 4), bytearray(b"\x02\x41" * 4))
-    words = [torch.frombuffer(data, dtype=WORDS[kernels.ITEMSIZE[dtype]]) for data in given]
+    words = [torch.frombuffer(data, dtype=WORDS[ITEMSIZE[dtype]]) for data in given]
     return bytes(reference(dtype, op, words, [1, 1]).view(torch.uint8).tolist()).hex()
 
 
@@ -417,7 +418,7 @@ def cache_result(dtype: str, op: str) -> str:
 )
 def test_refusals(dtype: str, op: str, says: str) -> None:
     with pytest.raises(TypeError, match=says):
-        kernels.check(dtype, op)
+        check(dtype, op)
     with pytest.raises(TypeError, match=says):
         kernels.kernel(dtype, op)
 
