@@ -15,6 +15,7 @@ its end. Only a plain recv may write early, so nothing else in its round reads i
 from bisect import bisect
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
+from functools import lru_cache
 from itertools import accumulate, repeat, zip_longest
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
@@ -35,8 +36,7 @@ class Span(NamedTuple):
 
     def split(self, n: int) -> "tuple[Span, ...]":
         """n equal spans, in order."""
-        cuts = list(accumulate(repeat(self.size / n, n), initial=self.lo))
-        return tuple(map(Span, cuts, cuts[1:]))
+        return _split(self, n)
 
     def overlaps(self, other: "Span") -> bool:
         return self.lo < other.hi and other.lo < self.hi
@@ -51,6 +51,17 @@ class Span(NamedTuple):
 
     def __str__(self) -> str:
         return f"[{self.lo}, {self.hi})"
+
+
+@lru_cache(1024)  # asked for by every rank, and again for the next message; equal spans that are one compare fast
+def _split(span: Span, n: int) -> tuple[Span, ...]:
+    cuts = list(accumulate(repeat(span.size / n, n), initial=span.lo))
+    return tuple(map(Span, cuts, cuts[1:]))
+
+
+@lru_cache(4096)
+def _segment(span: Span, cell: Span, k: int, n: int) -> Span:
+    return Span(*(cell.lo + (k * cell.size + x - cell.lo) / n for x in span))
 
 
 WHOLE = Span(Fraction(0), Fraction(1))
@@ -172,8 +183,7 @@ class Lane(NamedTuple):
 
     def segment(self, span: Span, k: int, n: int) -> Span:
         """What the span, of a step, is in segment k of n."""
-        cell = self.cell(span)
-        return Span(*(cell.lo + (k * cell.size + x - cell.lo) / n for x in span))
+        return _segment(span, self.cell(span), k, n)
 
 
 class Phase(NamedTuple):
