@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from collectives.errors import UnsupportedError
 from collectives.table import COLLECTIVES, Place, Rule, RunnerUp, Table, Value, load, parse
@@ -41,6 +41,11 @@ class Choice:
     margin: float | None = None
     origin: str = "default"
     reason: str = ""
+
+    @property
+    def folds_once(self) -> bool:
+        """Whether every result is one fold of all ranks in order, rounded once."""
+        return any(self.algorithm in names for names in FIXED_ORDER.values())
 
 
 def choose(
@@ -170,13 +175,13 @@ def _allreduce(nodes: int, ranks: int, nbytes: int, pipeline: dict[str, Value]) 
 # What a user fixes by hand
 
 
-def parse_overrides(text: str) -> dict[str, tuple[str, dict[str, Value]]]:
+def parse_overrides(text: str) -> dict[str, tuple[str, dict[str, Any]]]:
     """`allreduce=ring:segment_bytes=65536,slots=2;broadcast=binomial_tree` -> collective: (algorithm, parameters).
 
     Whole numbers, true, false and none are read as such; anything else is a string. ValueError says what is wrong.
     """
     form = "write COLLECTIVE=ALGORITHM[:NAME=VALUE,...][;...], as in allreduce=ring:segment_bytes=65536,slots=2"
-    overrides: dict[str, tuple[str, dict[str, Value]]] = {}
+    overrides: dict[str, tuple[str, dict[str, Any]]] = {}
     for entry in filter(None, (part.strip() for part in text.split(";"))):
         collective, equals, rest = (part.strip() for part in entry.partition("="))
         name, colon, listed = (part.strip() for part in rest.partition(":"))
@@ -186,7 +191,7 @@ def parse_overrides(text: str) -> dict[str, tuple[str, dict[str, Value]]]:
             raise ValueError(f"{collective!r} is not a collective; use one of {', '.join(COLLECTIVES)}")
         if collective in overrides:
             raise ValueError(f"{collective} stands twice in {text!r}; name each collective once")
-        params: dict[str, Value] = {}
+        params: dict[str, Any] = {}
         for assignment in listed.split(",") if listed else []:
             key, equals, value = (part.strip() for part in assignment.partition("="))
             if not (key and equals and value) or key in params:
