@@ -1,8 +1,10 @@
 """From fractions of the message to elements: by one monotone function, the same on all ranks."""
 
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from operator import attrgetter
 
 from collectives.layout import LINE
 from collectives.schedule import SCRATCH, Lane, Span
@@ -105,13 +107,21 @@ def overlap(a: Span, b: Span) -> bool:
     return a.lo < b.hi and b.lo < a.hi
 
 
-def pack(spans: Iterable[Span], length: Callable[[Span], int]) -> dict[Span, int]:
-    """Where each span begins when they lie one after the other."""
-    places, top = {}, 0
-    for span in spans:
-        places[span] = top
-        top += length(span)
-    return places
+class Packed:
+    """Spans that lie one after the other, in elements."""
+
+    def __init__(self, spans: Iterable[Span], bound: Bound):
+        self.starts: dict[Span, int] = {}
+        self.length = 0
+        for span in spans:
+            self.starts[span] = self.length
+            self.length += bound.length(span)
+        self.sorted = sorted(self.starts)
+
+    def find(self, span: Span) -> tuple[int, Span]:
+        """Where the piece that holds the span begins, and which it is."""
+        piece = span if span in self.starts else self.sorted[bisect(self.sorted, span.lo, key=attrgetter("lo")) - 1]
+        return self.starts[piece], piece
 
 
 def scratch_spans(lanes: Iterable[Lane]) -> list[Span]:

@@ -4,11 +4,11 @@ Only here do fractions become elements, by one monotone function that all ranks 
 also when the count is smaller than the number of chunks. Messages of no elements are left out, at both ends alike.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from collectives import layout as at
-from collectives.extents import Bound, Extent, Private, aligned, extents, overlap, pack, scratch_spans
+from collectives.extents import Bound, Extent, Packed, Private, aligned, extents, overlap, scratch_spans
 from collectives.schedule import RECV, RECV_REDUCE, SCRATCH, SEND, Lane, Schedule, Span, Step, folds
 
 LARGEST_OFFSET = 1 << 62
@@ -20,7 +20,7 @@ class Target:
 
     itemsize: int
     bound: Bound
-    holds: Mapping[str, Sequence[Span]]  # what each of the caller's buffers holds, packed in order
+    holds: dict[str, list[Span]]  # what each of the caller's buffers holds, packed in order
     link: Callable[[int], int] = lambda _: at.MPI
     fifo: Callable[[int], int] = lambda _: 0
     fifo_lanes: int = 0  # lanes past these, and pipelines of more slots, have no FIFO: their messages go by MPI
@@ -73,9 +73,7 @@ class _Lowering:
         t = self.target
         plain = [lane for phase in self.schedule.phases for lane in phase.lanes.values() if not lane.cells]
         shared = scratch_spans(plain)
-        self.home = {name: pack(spans, t.bound.length) for name, spans in t.holds.items()}
-        self.home[SCRATCH] = pack(shared, t.bound.length)
-        scratch_elements = sum(map(t.bound.length, shared))
+        self.home = {name: Packed(spans, t.bound) for name, spans in (t.holds | {SCRATCH: shared}).items()}
         self.piece = max(at.LINE, min(t.piece_bytes, aligned(t.bound.offsets[-1] * t.itemsize)))
         for phase in self.schedule.phases:
             first, base = len(self.lanes), 0
@@ -84,7 +82,7 @@ class _Lowering:
             self.slot_bytes = max(self.slot_bytes, base)
             if len(self.lanes) > first:
                 self.phases.append([first, len(self.lanes)])
-        return self._build(scratch_elements * t.itemsize)
+        return self._build(self.home[SCRATCH].length * t.itemsize)
 
     # ------------------------------------------------------------ spans to places
     def _extents(self, lane: Lane) -> dict[Span, Extent]:
@@ -96,7 +94,7 @@ class _Lowering:
         if private is not None and buffer == SCRATCH:
             offset, tail = private.offsets(span, size, found)
             return Place(at.SLOT, offset, 0, tail)
-        start, piece = next((home, x) for x, home in self.home[buffer].items() if x.lo <= span.lo and span.hi <= x.hi)
+        start, piece = self.home[buffer].find(span)
         origin = start + e.start - self.target.bound(piece.lo)
         tail = origin + e.full * e.step + e.tail_lo
         return Place(at.BUFFERS.index(buffer), (origin + e.lo) * size, e.step * size, tail * size)
@@ -158,11 +156,12 @@ class _Lowering:
         ordered = [s for s in (receives + sends if by_mpi else sends + receives) if self._any(s.span, found)]
         index: dict[Step, int] = {}
         last: dict[tuple[int | None, bool], int] = {}
-        for step_number, s in ((steps.index(s), s) for s in ordered):
+        numbers = {s: i for i, s in enumerate(steps)}
+        for s in ordered:
             assert s.peer is not None
             row = self._row(at.SEND if s.kind == SEND else at.RECV, s.span, found, s.buffer, private)
             position = len(self.rows) - first
-            row[at.PEER], row[at.LINK], row[at.STEP] = s.peer, self._link(s.peer, lane, slots), step_number
+            row[at.PEER], row[at.LINK], row[at.STEP] = s.peer, self._link(s.peer, lane, slots), numbers[s]
             row[at.FIFO] = t.fifo(s.peer) if row[at.LINK] == at.SHARED_MEMORY else -1
             if s.kind == RECV_REDUCE:
                 row[at.LANDING], row[at.STAGE] = at.STREAMED if streams else at.WHOLE, base + top
