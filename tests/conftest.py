@@ -33,10 +33,16 @@ class Ranks:
         return done
 
     def run(
-        self, n: int, program: list[str], *, timeout: float = 120, env: Mapping[str, str] | None = None
+        self,
+        n: int,
+        program: list[str],
+        *,
+        timeout: float = 120,
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path = launch.ROOT,
     ) -> subprocess.CompletedProcess[str]:
         """Run `python *program` as `n` ranks, whatever exit status: for tests of what goes wrong."""
-        return launch.run(n, program, mpi=self.name, timeout=timeout, env=env)
+        return launch.run(n, program, mpi=self.name, timeout=timeout, env=env, cwd=cwd)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
