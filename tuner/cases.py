@@ -116,7 +116,8 @@ def array(owner: mmap.mmap, nbytes: int, dtype: str) -> Any:
         return memoryview(owner)[:nbytes].cast(FORMATS[dtype])  # type: ignore[call-overload]
     import torch
 
-    return torch.frombuffer(owner, dtype=getattr(torch, dtype), count=nbytes // 2) if nbytes else torch.empty(0)
+    kind = getattr(torch, dtype)
+    return torch.frombuffer(owner, dtype=kind, count=nbytes // 2) if nbytes else torch.empty(0, dtype=kind)
 
 
 def pattern(dtype: str, op: str, rank: int, size: int) -> list[int]:

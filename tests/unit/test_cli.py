@@ -250,8 +250,10 @@ def test_worlds_of_one_are_recognised(monkeypatch):
     monkeypatch.setattr(launch, "launcher", lambda: launch.Launcher("/right/mpiexec", "MPICH"))
     foreign = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"}
     wrong = launch.worlds_of_one(1, foreign) or ""
-    assert "4 processes were started (OMPI_COMM_WORLD_SIZE=4), but MPICH 5 sees a world of 1" in wrong
+    assert "4 processes were started (OMPI_COMM_WORLD_SIZE=4), but mpi4py uses MPICH 5" in wrong
     assert "start with /right/mpiexec" in wrong
+    assert "4 processes were started by Open MPI" in (launch.foreign_launcher(foreign) or "")
+    assert launch.foreign_launcher({"PMI_SIZE": "4", "PMI_RANK": "0"}) is None
     assert launch.worlds_of_one(4, foreign) is None
     assert launch.worlds_of_one(1, {}) is None
     assert launch.worlds_of_one(1, {"PMI_SIZE": "1", "PMI_RANK": "0"}) is None

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from collectives import contract, dtypes
+from collectives.errors import LaunchError
 from tuner import launch, units
 
 Add = Callable[..., argparse.ArgumentParser]
@@ -109,13 +110,13 @@ def enter_ranks(args: argparse.Namespace, *, required: bool = True) -> Any:
         if not required:
             return None
         raise UsageError(f"`treering {args.command}` needs ranks: add -n RANKS, or start it under mpirun")
+    if wrong := launch.foreign_launcher():
+        raise LaunchError(wrong)
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
     if wrong := launch.worlds_of_one(world.size):
-        if said is None or said[2] == 0:
-            complain(args.command, wrong)
-        sys.exit(1)
+        raise LaunchError(wrong)
     if wanted and wanted != world.size:
         raise UsageError(f"-n {wanted} within a launch of {world.size} ranks; leave -n out")
     return world.Dup()

@@ -45,10 +45,12 @@ def lone_worlds(said: tuple[str, int, int] | None) -> checks.Check | None:
     """The check that fails where several processes were started and MPI sees each alone."""
     if said is None or said[1] < 2:
         return None
-    from mpi4py import MPI
-
-    wrong = launch.worlds_of_one(MPI.COMM_WORLD.size)
+    wrong = launch.foreign_launcher()
     if wrong is None:
-        return None
+        from mpi4py import MPI
+
+        wrong = launch.worlds_of_one(MPI.COMM_WORLD.size)
+        if wrong is None:
+            return None
     found, _, mend = wrong.partition("; ")
     return checks.Check("launch", False, found, mend)
