@@ -18,22 +18,27 @@ from tuner import launch
 
 ROOT = Path(__file__).resolve().parent.parent
 RANKS = 2
+PROVED = "ring,recursive_doubling,halving_doubling,binomial_tree,double_tree,one_shot,two_shot"
 
 
 def heading(number: int, title: str, text: str) -> None:
     print(f"\n{number}. {title}\n{'-' * (len(title) + 3)}\n{text}\n", flush=True)
 
 
-def run(command: Sequence[str], environment: dict[str, str] | None = None) -> None:
-    """Run a command with this terminal for its output; one that fails ends the demo with its exit status."""
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **(environment or {})}, check=False)
+def run(command: Sequence[str], environment: dict[str, str] | None = None, quiet: bool = False) -> None:
+    """Run a command with this terminal for its output (progress alone where it is quiet).
+
+    One that fails ends the demo with its exit status.
+    """
+    out = subprocess.DEVNULL if quiet else None
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **(environment or {})}, stdout=out, check=False)
     if done.returncode:
         sys.exit(f"\nthe demo stopped: exit status {done.returncode} from\n  {' '.join(command)}")
 
 
-def treering(*arguments: str) -> None:
+def treering(*arguments: str, quiet: bool = False) -> None:
     print(f"$ treering {' '.join(arguments)}", flush=True)
-    run([sys.executable, "-m", "tuner", *arguments])
+    run([sys.executable, "-m", "tuner.cli", *arguments], quiet=quiet)
 
 
 def main() -> None:
@@ -53,7 +58,7 @@ def main() -> None:
         "Every algorithm is a schedule, and the verifier proves it without running it: each rank's\n"
         "contribution counted once, no deadlock, the same order of additions on every rank.",
     )
-    treering("verify", "--ranks", "2-5", "--collective", "allreduce")
+    treering("verify", "--ranks", "2-5", "--collective", "allreduce", "--algorithms", PROVED)
 
     heading(
         2,
@@ -61,9 +66,13 @@ def main() -> None:
         f"Which algorithm is fastest here depends on the size. {RANKS} ranks measure, beside the MPI library's\n"
         "own allreduce, and write a table.",
     )
-    treering("tune", "-n", str(RANKS), "--sizes", "8:16M", "--budget", options.budget, "--output", table)
+    treering("tune", "-n", str(RANKS), "--sizes", "8:16M", "--budget", options.budget, "--output", table, quiet=True)
 
-    heading(3, "Show", "The table, for people: sizes, the algorithm that won there, and by how much.")
+    heading(
+        3,
+        "Show",
+        "The table, for people: sizes, the algorithm that won there, and by how much over the MPI library's own.",
+    )
     treering("show", table, "--plot", plot)
 
     heading(

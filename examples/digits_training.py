@@ -26,7 +26,7 @@ import collectives
 from integrations.torch_ddp import BucketReport, register
 from integrations.torch_launch import init_process_group
 
-ALONE, GLOO, TREERING = "one process, no DDP", "DDP on Gloo", "DDP on treering"
+ALONE, GLOO, TREERING = "no communication", "DDP on Gloo", "DDP on treering"
 BATCH = 32
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -89,12 +89,13 @@ def slowest_ms(comm: collectives.Communicator, seconds: list[float]) -> float:
 def print_results(
     step_ms: dict[str, float], accuracies: dict[str, float], drift: float, buckets: list[BucketReport]
 ) -> None:
-    print(f"{'':22}{'accuracy':>10}{'ms a step':>12}{'over one process':>19}")
+    print(f"{'':22}{'accuracy':>10}{'ms a step':>12}{'of it for DDP':>16}")
     for name, ms in step_ms.items():
         right = f"{100 * accuracies[name]:.1f} %" if name in accuracies else ""
-        print(f"{name:22}{right:>10}{ms:12.2f}{ms - step_ms[ALONE]:16.2f} ms")
+        share = f"{ms - step_ms[ALONE]:.2f} ms" if name in accuracies else ""
+        print(f"{name:22}{right:>10}{ms:12.2f}{share:>16}")
     print(f"\nLargest difference between the two networks' weights after training: {drift:g}")
-    print("\nWhere treering's communication went, in DDP's buckets:")
+    print("\nWhat treering did in DDP's buckets (waiting for the other rank included):")
     for row in buckets:
         each = 1e3 * row["seconds"] / row["calls"]
         print(

@@ -85,7 +85,7 @@ REFUSALS = {
 
 
 def test_refusals_say_what_and_the_mend(mpich):
-    seen = lines(mpich(2, "ddp_errors", timeout=120).stdout)
+    seen = lines(mpich(2, "ddp_errors").stdout)
     assert set(seen) == set(REFUSALS)
     for case, (kind, words) in REFUSALS.items():
         assert seen[case]["type"] == kind, seen[case]
@@ -94,7 +94,7 @@ def test_refusals_say_what_and_the_mend(mpich):
 
 
 def check_that_it_ends(ranks, way, cause):
-    done = ranks.run(2, ["-m", "tests.programs.ddp_stops", way], timeout=90)
+    done = ranks.run(2, ["-m", "tests.programs.ddp_stops", way])
     said = launch.describe(done.args, done.returncode, done.stdout, done.stderr)
     assert done.returncode != 0, said
     assert cause in done.stderr, said
@@ -124,7 +124,7 @@ def test_state_resumes_at_another_number_of_ranks(mpich, tmp_path):
 
 def test_worlds_of_one_are_refused_with_the_mend(mpich, tmp_path):
     foreign = {"OMPI_COMM_WORLD_SIZE": "4"}  # what Open MPI's launcher tells a process that uses another library
-    done = mpich.run(1, ["-m", "tests.programs.ddp_checkpoint", "save", str(tmp_path / "x")], env=foreign, timeout=60)
+    done = mpich.run(1, ["-m", "tests.programs.ddp_checkpoint", "save", str(tmp_path / "x")], env=foreign)
     assert done.returncode != 0
     assert "LaunchError: Open MPI's mpirun started 4 processes" in done.stderr, done.stderr
     assert "mpiexec" in done.stderr
