@@ -163,8 +163,8 @@ def _thumb(because: str, name: str, params: dict[str, Value], why: str) -> Choic
 
 
 def _allreduce(nodes: int, ranks: int, nbytes: int, pipeline: dict[str, Value]) -> tuple[str, dict[str, Value], str]:
-    if nbytes <= 4 << 10:
-        return "recursive_doubling", {}, "the fewest rounds, for a message of at most 4 KiB"
+    if nbytes <= 16 << 10:
+        return "recursive_doubling", {}, "the fewest rounds, for a message of at most 16 KiB"
     if 1 < nodes < ranks:
         return "hierarchical", {}, "few bytes between nodes"
     if nbytes <= 1 << 20:

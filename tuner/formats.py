@@ -100,22 +100,21 @@ def grouped(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
 
 def as_table(rows: Sequence[Row], about: dict[str, Any]) -> str:
     """For a person: all contenders of a size together, the fastest marked, and each against the MPI library's own."""
+    names = {id(row): f"treering {label(row)}" if row.contender == "treering" else row.contender for row in rows}
+    wide = 2 + max((len(name) for name in names.values()), default=9)
     lines = [head(about)]
-    titles = ("bytes", "contender", "median", "95 %", "busbw GB/s", "x native")
-    lines.append(f"{titles[0]:>10}  {titles[1]:44}{titles[2]:>10}  {titles[3]:22}{titles[4]:>10}{titles[5]:>10}\n")
+    lines.append(f"{'bytes':>10}  {'contender':{wide}}{'median':>10}  {'95 %':22}{'busbw GB/s':>10}{'x native':>10}\n")
     for nbytes in sorted({row.bytes for row in rows}):
-        same = [row for row in rows if row.bytes == nbytes]
-        best = min(same, key=lambda row: row.median_us)
+        same = sorted((row for row in rows if row.bytes == nbytes), key=lambda row: row.median_us)
         base = next((row.median_us for row in same if row.contender == "native"), None)
-        for place, row in enumerate(sorted(same, key=lambda row: row.median_us)):
-            name = f"treering {label(row)}" if row.contender == "treering" else row.contender
+        for place, row in enumerate(same):
+            at, best = (units.size(nbytes), " *") if place == 0 else ("", "")
             interval = f"{units.time(row.low_us)} to {units.time(row.high_us)}"
             against = f"{base / row.median_us:.2f}" if base else "-"
-            at = "" if place else units.size(nbytes)
             flaws = f"  {row.wrong} WRONG" if row.wrong else ""
             lines.append(
-                f"{at:>10}  {name:44}{units.time(row.median_us):>10}  {interval:22}"
-                f"{row.busbw_GBps:>10.2f}{against:>10}{' *' if row is best else ''}{flaws}\n"
+                f"{at:>10}  {names[id(row)]:{wide}}{units.time(row.median_us):>10}  {interval:22}"
+                f"{row.busbw_GBps:>10.2f}{against:>10}{best}{flaws}\n"
             )
     return "".join(lines)
 

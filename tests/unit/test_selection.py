@@ -5,6 +5,7 @@ import os
 import random
 import stat
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,6 +126,12 @@ def test_a_rule_that_the_registry_refuses_is_named():
     made = table(rule(0, 10, "ring"), rule(11, None, "swing"))
     with pytest.raises(TableError, match=r"rules\[1\].*swing needs an even number"):
         made.check("T", lambda r: refusal[r.algorithm])
+
+
+def test_the_example_of_the_documentation_is_a_table():
+    text = (Path(__file__).parents[2] / "tuning_tables" / "README.md").read_text()
+    example = text.partition("```json\n")[2].partition("```")[0]
+    assert len(parse(example.encode()).rules) == 2
 
 
 def edited(**changes):

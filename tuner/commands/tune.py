@@ -72,6 +72,9 @@ def run(args: argparse.Namespace) -> int:
                 return 0
             try:
                 return lead(args, session)
+            except UsageError as error:  # all ranks leave together, so none needs to be aborted
+                complain(args.command, error)
+                return 2
             finally:
                 session.stop()
                 if samples:
