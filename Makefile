@@ -13,7 +13,7 @@ ENVS := build/env
 MPIS := mpich openmpi impi
 BASE := $(ENVS)/base/bin/python
 MPICH := $(ENVS)/mpich/bin/python
-SOURCES := collectives tuner integrations tests examples
+SOURCES := collectives tuner integrations tests examples benchmarks
 
 # What each small environment adds to the base one: its own mpi4py and its MPI library (the extras of pyproject.toml).
 WHEEL_mpich := mpich
