@@ -31,6 +31,7 @@ CASES = (
     "compression wrapper",
     "real training",
     "report",
+    "table",
 )
 TRAINED_BY = ("plain", "unused parameters", "several dtypes", "1 KB buckets", "real training", "uneven inputs")
 

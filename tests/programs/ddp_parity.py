@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import collectives
 from collectives.algorithms import names
+from collectives.table import Place, Rule, Table
 from integrations.torch_ddp import DDPHookState, allreduce_hook, register
 from integrations.torch_launch import init_process_group
 
@@ -266,6 +267,19 @@ def report() -> Iterator[str]:
             yield f"no such algorithm: {row}"
 
 
+def table() -> Iterator[str]:
+    """A tuning table of the state's own, over a communicator that has none."""
+    comm = collectives.Communicator()
+    found = comm.topology
+    place = Place(nodes=len(found.nodes), ranks_per_node=list(found.ranks_per_node), fingerprint=found.fingerprint)
+    rule = Rule(collective="allreduce", min_bytes=0, max_bytes=None, algorithm="binomial_tree")
+    model = DistributedDataParallel(layers(2))
+    state = register(model, comm=comm, table=Table(topology=place, rules=[rule]))
+    backward(model, 0)
+    if WORLD.size > 1 and {row["algorithm"] for row in state.report()} != {"binomial_tree"}:
+        yield f"the table did not serve: {state.report()}"
+
+
 VIEWS = {"gradient_as_bucket_view": True}
 CASES: dict[str, Callable[[], Iterator[str]]] = {
     "plain": Case().run,
@@ -295,6 +309,7 @@ CASES: dict[str, Callable[[], Iterator[str]]] = {
     "compression wrapper": wrapped,
     "real training": real_training,
     "report": report,
+    "table": table,
 }
 
 
