@@ -1,6 +1,7 @@
 """Measure this machine's collectives and write a tuning table. With --storage a run that was stopped resumes."""
 
 import argparse
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -95,8 +96,15 @@ def check_files(args: argparse.Namespace) -> None:
 
 
 def samples_file(args: argparse.Namespace) -> Any:
+    """Where raw samples go. Those of other rules of the same table stay, and, with a storage, those of earlier runs."""
+    from tuner.measure import read_samples
+
     path = args.output.with_suffix(".samples.jsonl")
-    return open(path, "a" if args.storage else "w", encoding="utf-8")
+    if path.exists() and not args.storage:
+        call = args.collective, args.dtype, args.op
+        kept = [line for line in read_samples(path) if (line["collective"], line["dtype"], line["op"]) != call]
+        path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+    return open(path, "a", encoding="utf-8")
 
 
 @contextmanager
@@ -140,7 +148,7 @@ def lead(args: argparse.Namespace, session: Any) -> int:
     try:
         storage = storage_of(args.storage)
     except Exception as error:
-        raise UsageError(f"--storage {args.storage}: {error}; name a file, or sqlite:///FILE") from error
+        raise unusable(args.storage, error) from error
     sizes, studies = [], []
     for nbytes in args.sizes:
         chosen = default(topology, args.collective, nbytes, deterministic=args.deterministic)
@@ -205,7 +213,11 @@ def study_of(args: argparse.Namespace, storage: Any, topology: Any, nbytes: int)
     except Exception as error:
         if args.storage is None:
             raise
-        raise UsageError(f"--storage {args.storage}: {error}; name another file") from error
+        raise unusable(args.storage, error) from error
+
+
+def unusable(storage: str, error: Exception) -> UsageError:
+    return UsageError(f"--storage {storage}: {str(error).splitlines()[0]}; name another file, or sqlite:///FILE")
 
 
 def warm_up(args: argparse.Namespace, session: Any, size: Any) -> None:
