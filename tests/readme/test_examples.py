@@ -10,8 +10,8 @@ from tests.launch import ROOT
 
 PROGRAMS = sorted(path.stem for path in (ROOT / "examples").glob("*.py") if not path.stem.startswith("digits"))
 SAYS = {
-    "allreduce_standalone": r"2 ranks, 1x2, sum 3; .*\n4 MB would go by \w+",
-    "custom_algorithm": r"chain: proved for 2 ranks in 2 rounds; gave 3",
+    "allreduce_standalone": r"(2 ranks, 1x2, sum 3|3 ranks, 1x3, sum 6); .*\n4 MB would go by \w+",
+    "custom_algorithm": r"chain: proved for (2 ranks in 2 rounds; gave 3|3 ranks in 4 rounds; gave 6)",
     "ddp_one_line": r"loss on rank 0: [\d.]+ at first, 0\.\d+ in the end\nbucket 0: \d+ bytes by \w+, 100 times",
     "plan_and_nonblocking": r"the plan runs \w+; meanwhile",
 }
@@ -23,12 +23,6 @@ def test_all_are_here():
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_example_runs(name, mpi):
-    done = mpi.run(2, [f"examples/{name}.py"])
+    done = mpi.run(3 if mpi.name == "mpich" else 2, [f"examples/{name}.py"])
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(SAYS[name], done.stdout), done.stdout
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_example_runs_on_three_ranks(name, mpich):
-    done = mpich.run(3, [f"examples/{name}.py"])
-    assert done.returncode == 0, done.stdout + done.stderr
