@@ -12,6 +12,7 @@ Rank 0 alone runs this; `measure.Session` carries its decisions to the others. F
 
 import math
 import os
+import random
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -26,7 +27,6 @@ from tuner.space import BASELINE, Candidate, Space
 from tuner.statistics import Interval, holm, median_interval, ratio_interval, signed_rank
 
 FEW = 24  # candidates that are all tried
-MOST_REPEATS = 30  # proposals of what is known already, after which a study has no more to say
 BATCH = 5  # candidates screened together
 SCREEN_SHARE = 0.55  # of the budget
 SCREEN_BLOCKS = (5, 25)
@@ -37,8 +37,8 @@ RACERS = 5  # beside the default and the baseline
 NEAR = 1.3  # times the best screened: may still win a race
 HOPELESS = 4.0  # times the default: not worth more than a look
 WIDTH = 0.01  # a median known this well (half its interval, relative) is known well enough
-SIGNIFICANT = 0.05
-TIE = 0.02  # nearer than this to the best is as good
+SIGNIFICANT = 0.01  # chance that a candidate which is not faster than the default replaces it
+TIE = 0.02  # nearer than this to the best is as good; a gain of less than this is none
 
 
 @dataclass
@@ -93,7 +93,7 @@ class Study:
                     self.study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
             elif trial.state == optuna.trial.TrialState.WAITING:
                 self.queued.add(self.space.suggest(optuna.trial.FixedTrial(trial.system_attrs["fixed_params"])))
-        self.resumed = len(self.known)
+        self.resumed, self.rng = len(self.known), random.Random(seed)
 
     def _candidate(self, trial: Any) -> Candidate:
         return self.space.suggest(self.optuna.trial.FixedTrial(trial.params))
@@ -110,6 +110,19 @@ class Study:
         trial.set_user_attr("owner", f"{socket.gethostname()}:{os.getpid()}")
         return trial, self.space.suggest(trial)
 
+    def ask_unknown(self, others: Iterable[Candidate]) -> tuple[Any, Candidate] | None:
+        """A trial of what is neither known nor among the others; None where nothing is left.
+
+        Where the sampler repeats itself, which in a space of some hundred candidates it soon does, chance decides.
+        """
+        while unknown := sorted(self.possible.difference(self.known, others), key=str):
+            trial, candidate = self.ask()
+            if candidate in unknown:
+                return trial, candidate
+            self.tell(trial, self.known.get(candidate))
+            self.enqueue([self.rng.choice(unknown)])
+        return None
+
     def tell(self, trial: Any, value: float | None) -> None:
         """A ratio to the default, or None for a candidate that failed."""
         self.known.setdefault(self._candidate(trial), math.inf if value is None else value)
@@ -120,11 +133,7 @@ class Study:
 
     @property
     def exhausted(self) -> bool:
-        return self.exhausted_with(())
-
-    def exhausted_with(self, others: Iterable[Candidate]) -> bool:
-        """Whether there is nothing left to propose once the others are known."""
-        return self.possible <= {*self.known, *others}
+        return self.possible <= self.known.keys()
 
 
 def abandoned(owner: str) -> bool:
@@ -181,17 +190,12 @@ class Search:
             best = size.ranked()[:3]
 
     def _screen_size(self, size: Measured, study: Study, share: Clock, until: Clock) -> None:
-        told, repeats, seconds = 0, 0, 0.0
-        while not study.exhausted and repeats < MOST_REPEATS and until.left > 0 and not (told and share.left <= 0):
+        told, seconds = 0, 0.0
+        while not study.exhausted and until.left > 0 and not (told and share.left <= 0):
             room = BATCH if self.trials is None else min(BATCH, self.trials - told - study.resumed)
             batch: dict[Candidate, Any] = {}
-            while len(batch) < room and repeats < MOST_REPEATS and not study.exhausted_with(batch):
-                trial, candidate = study.ask()
-                if candidate in study.known or candidate in batch:
-                    repeats += 1
-                    study.tell(trial, study.known.get(candidate))
-                else:
-                    batch[candidate] = trial
+            while len(batch) < room and (asked := study.ask_unknown(batch)):
+                batch[asked[1]] = asked[0]
             if not batch:
                 return
             blocks = within(int(share.left / 4 / seconds), SCREEN_BLOCKS) if seconds else SCREEN_BLOCKS[0]
@@ -301,7 +305,8 @@ def decide(size: Measured, previous: Candidate | None, allow_native: bool) -> No
     ratios = {each: ratio_interval(size.race[each], reference) for each in rivals}
     corrected = holm([signed_rank(size.race[each], reference) for each in rivals])
     better = [
-        each for each, p in zip(rivals, corrected, strict=True) if p < SIGNIFICANT and ratios[each].high < 1
+        each for each, p in zip(rivals, corrected, strict=True)
+        if p < SIGNIFICANT and ratios[each].high < 1 and ratios[each].median < 1 - TIE
     ]  # fmt: skip
     if not better:
         size.winner, size.why = default, "no other is faster beyond the noise"
