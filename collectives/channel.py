@@ -3,7 +3,6 @@
 import os
 import select
 import time
-from array import array
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +35,7 @@ class Channel:
         self.broken: CollectiveError | None = None
         self.pinned: list[Any] = []  # buffers in which a late message may still land
         self.hosts = diagnosis.Hosts(group.control, group.comm.rank, leaders) if len(leaders) > 1 else None
-        self._peers = watch_processes(group.node, self.ranks_of_node) if group.node.size > 1 else {}
+        self._peers = watch_processes(self.endpoint.pids, self.ranks_of_node)
         self._poll = select.poll()
         for fd in self._peers:
             self._poll.register(fd, select.POLLIN)
@@ -120,15 +119,11 @@ class Channel:
         self._peers = {}
 
 
-def watch_processes(node: Any, ranks: tuple[int, ...]) -> dict[int, int]:
+def watch_processes(pids: list[int], ranks: tuple[int, ...]) -> dict[int, int]:
     """A descriptor of each other process of the node that becomes readable when it ends: {descriptor: rank}."""
-    from mpi4py import MPI
-
-    mine, pids = array("q", [os.getpid()]), array("q", [0] * node.size)
-    node.Allgather([mine, MPI.INT64_T], [pids, MPI.INT64_T])
     found = {}
     for i, pid in enumerate(pids):
-        if i != node.rank:
+        if pid != os.getpid():
             try:
                 found[os.pidfd_open(pid)] = ranks[i]
             except (OSError, AttributeError):  # another process namespace, or an old kernel: deadlines remain

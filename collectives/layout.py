@@ -7,6 +7,7 @@
     rows    SEND    a place to a peer
             RECV    from a peer into a place, or into the slot's landing memory if it will be folded
             FOLD    terms, rounded once, into a place; a copy is a fold of one term
+            FUSED   a node kernel, which moves and folds all of the message by itself; lowering makes it of a schedule
     terms   a fold's operands in order: a received message, or a place
     weights what each term weighs in a mean
 
@@ -19,6 +20,7 @@ All offsets and lengths are bytes. Rows do not grow with segments.
 
 SEND, RECV, FOLD, FUSED = range(1, 5)  # kinds of rows
 MPI, SHARED_MEMORY = 1, 2  # links
+ONE_SHOT, TWO_SHOT, SINGLE_COPY = range(3)  # FUNCTION of a FUSED row: a node kernel that does the whole collective
 PLAIN, STREAMED, WHOLE = range(3)  # where a RECV lands: its place; two pieces of staging; all of it in landing memory
 
 # Buffers that places name. DATA and OUTPUT are the caller's, INPUT is never written.
@@ -41,7 +43,7 @@ ROUND_WORDS = 4
 
 (KIND, LINK, PEER, BUFFER, OFFSET, STRIDE, LENGTH, FULL,
  TAIL_OFFSET, TAIL_LENGTH, SLOT_STRIDE, LANDING, STAGE, PREVIOUS, PACE, FIFO,
- FIRST_TERM, TERM_COUNT, AFTER, END_AFTER, STREAM, STEP, FUNCTION) = range(23)  # fmt: skip
+ FIRST_TERM, TERM_COUNT, AFTER, END_AFTER, STREAM, STEP, FUNCTION, KERNEL_PIECE) = range(24)  # fmt: skip
 ROW_WORDS = 24
 
 (TERM_ROW, TERM_BUFFER, TERM_OFFSET, TERM_STRIDE, TERM_TAIL_OFFSET, TERM_SLOT_STRIDE) = range(6)

@@ -48,6 +48,19 @@ class Table:
     messages: int  # sends a segment, of this rank
     weights_at: int  # in words
     terms: int  # of the schedule, whether or not they have elements here
+    fused: bool = False  # one row, whose kernel does all
+
+
+@dataclass
+class Sections:
+    """A table's rows, section by section."""
+
+    phases: list[list[int]] = field(default_factory=list)
+    lanes: list[list[int]] = field(default_factory=list)
+    rounds: list[list[int]] = field(default_factory=list)
+    rows: list[list[int]] = field(default_factory=list)
+    terms: list[list[int]] = field(default_factory=list)
+    weights: list[int] = field(default_factory=list)
 
 
 def lower(schedule: Schedule, target: Target) -> Table:
@@ -55,16 +68,23 @@ def lower(schedule: Schedule, target: Target) -> Table:
     return _Lowering(schedule, target).table()
 
 
+def fuse(kernel: int, n_bytes: int, ranks: int, piece_bytes: int) -> Table:
+    """The table of a schedule whose twin among the node kernels does all of it, on a node of so many ranks."""
+    row = [0] * at.ROW_WORDS
+    row[at.KIND], row[at.LENGTH], row[at.FULL], row[at.FUNCTION] = at.FUSED, n_bytes, 1, kernel
+    row[at.KERNEL_PIECE], row[at.TERM_COUNT], row[at.PEER] = piece_bytes, ranks, -1
+    filled = n_bytes > 0
+    lane = [1, 1, 1, 0, 0, 0, 0, 0]
+    sections = Sections([[0, 1]], [lane], [[0, 1, 0, 0]], [row], [], [1] * ranks) if filled else Sections()
+    words = build(sections, instances=1, piece_bytes=at.LINE, scratch_bytes=0, slot_bytes=0)
+    return Table(words, filled, 0, words[at.WEIGHTS], ranks, filled)
+
+
 @dataclass
 class _Lowering:
     schedule: Schedule
     target: Target
-    phases: list[list[int]] = field(default_factory=list)
-    lanes: list[list[int]] = field(default_factory=list)
-    rounds: list[list[int]] = field(default_factory=list)
-    rows: list[list[int]] = field(default_factory=list)
-    terms: list[list[int]] = field(default_factory=list)
-    weights: list[int] = field(default_factory=list)
+    sections: Sections = field(default_factory=Sections)
     seen_terms: int = 0
     instances: int = 0
     slot_bytes: int = 0
@@ -76,13 +96,16 @@ class _Lowering:
         self.home = {name: Packed(spans, t.bound) for name, spans in (t.holds | {SCRATCH: shared}).items()}
         self.piece = max(at.LINE, min(t.piece_bytes, aligned(t.bound.offsets[-1] * t.itemsize)))
         for phase in self.schedule.phases:
-            first, base = len(self.lanes), 0
+            first, base = len(self.sections.lanes), 0
             for number, lane in phase.lanes.items():
                 base += self._lane(number, lane, base)
             self.slot_bytes = max(self.slot_bytes, base)
-            if len(self.lanes) > first:
-                self.phases.append([first, len(self.lanes)])
-        return self._build(self.home[SCRATCH].length * t.itemsize)
+            if len(self.sections.lanes) > first:
+                self.sections.phases.append([first, len(self.sections.lanes)])
+        scratch_bytes = aligned(self.home[SCRATCH].length * t.itemsize)
+        words = build(self.sections, self.instances, self.piece, scratch_bytes, self.slot_bytes)
+        messages = sum(row[at.KIND] == at.SEND for row in self.sections.rows)
+        return Table(words, len(self.sections.rows), messages, words[at.WEIGHTS], self.seen_terms)
 
     # ------------------------------------------------------------ spans to places
     def _extents(self, lane: Lane) -> dict[Span, Extent]:
@@ -111,19 +134,20 @@ class _Lowering:
         slots = min(lane.slots, max(1, segments))
         private = Private(lane, found, size, base) if lane.cells else None
         floor = private.bytes if private else 0
-        first_round, first_row, first_term, most = len(self.rounds), len(self.rows), len(self.terms), floor
+        made, most = self.sections, floor
+        first_round, first_row, first_term = len(made.rounds), len(made.rows), len(made.terms)
         for index, steps in enumerate(lane.rounds):
             most = max(most, self._round(number, lane.slots, index, steps, found, private, base, floor))
         stride = aligned(most)
-        if len(self.rounds) == first_round:
+        if len(made.rounds) == first_round:
             return 0
-        for row in self.rows[first_row:]:
+        for row in made.rows[first_row:]:
             if row[at.BUFFER] == at.SLOT or row[at.LANDING]:
                 row[at.SLOT_STRIDE] = stride
-        for term in self.terms[first_term:]:
+        for term in made.terms[first_term:]:
             if term[at.TERM_BUFFER] == at.SLOT:
                 term[at.TERM_SLOT_STRIDE] = stride
-        self.lanes.append([len(self.rounds) - first_round, segments, slots, first_round, self.instances, number, 0, 0])
+        made.lanes.append([len(made.rounds) - first_round, segments, slots, first_round, self.instances, number, 0, 0])
         self.instances += slots
         return stride * slots
 
@@ -139,7 +163,7 @@ class _Lowering:
         top: int,
     ) -> int:
         """Adds a round; returns the bytes of the slot's memory that it needs."""
-        t, first = self.target, len(self.rows)
+        t, first = self.target, len(self.sections.rows)
         local = folds(steps)
         channels = [(s.peer, s.kind == SEND) for s in steps if s.peer is not None]
         streams = len(set(channels)) == len(channels) and all(
@@ -160,7 +184,7 @@ class _Lowering:
         for s in ordered:
             assert s.peer is not None
             row = self._row(at.SEND if s.kind == SEND else at.RECV, s.span, found, s.buffer, private)
-            position = len(self.rows) - first
+            position = len(self.sections.rows) - first
             row[at.PEER], row[at.LINK], row[at.STEP] = s.peer, self._link(s.peer, lane, slots), numbers[s]
             row[at.FIFO] = t.fifo(s.peer) if row[at.LINK] == at.SHARED_MEMORY else -1
             if s.kind == RECV_REDUCE:
@@ -170,15 +194,15 @@ class _Lowering:
             row[at.PREVIOUS] = position - before if before is not None else 0
             last[s.peer, s.kind == SEND] = position
             index[s] = position
-            self.rows.append(row)
+            self.sections.rows.append(row)
         pacer = next((i for s, i in index.items() if s.kind != SEND), None)
         for s, i in index.items():
             if s.kind == SEND and pacer is not None:
-                self.rows[first + i][at.PACE] = pacer - i
+                self.sections.rows[first + i][at.PACE] = pacer - i
         for (_, buffer, span, own), operands in local.items():
             self._fold(buffer, span, own, operands, found, private, index, first, streams)
-        if len(self.rows) > first:
-            self.rounds.append([first, len(self.rows) - first, number, 0])
+        if len(self.sections.rows) > first:
+            self.sections.rounds.append([first, len(self.sections.rows) - first, number, 0])
         return top
 
     def _landing_bytes(self, row: list[int], extent: Extent) -> int:
@@ -203,20 +227,20 @@ class _Lowering:
         if not self._any(span, found):
             return
         row = self._row(at.FOLD, span, found, buffer, private)
-        row[at.FIRST_TERM], row[at.TERM_COUNT], row[at.STREAM] = len(self.terms), len(operands), streams
+        row[at.FIRST_TERM], row[at.TERM_COUNT], row[at.STREAM] = len(self.sections.terms), len(operands), streams
         after = [i for s, i in index.items() if s.kind == SEND and s.buffer == buffer and overlap(s.span, span)]
         if after:
             row[at.AFTER], row[at.END_AFTER] = min(after), max(after) + 1
-        row[at.LINK] = next((self.rows[first + index[s]][at.LINK] for s in operands if s is not None), 0)
-        self.rows.append(row)
+        row[at.LINK] = next((self.sections.rows[first + index[s]][at.LINK] for s in operands if s is not None), 0)
+        self.sections.rows.append(row)
         for number, s in zip(numbers, operands, strict=True):
             if s is None:
                 p = self._place(own or buffer, span, found, private)
                 term = [at.OWN, p.buffer, p.offset, p.stride, p.tail_offset]
             else:
                 term = [index[s]]
-            self.terms.append(term + [0] * (at.TERM_WORDS - len(term)))
-            self.weights.append(self.target.weights[number] if self.target.weights is not None else 1)
+            self.sections.terms.append(term + [0] * (at.TERM_WORDS - len(term)))
+            self.sections.weights.append(self.target.weights[number] if self.target.weights is not None else 1)
 
     def _row(
         self, kind: int, span: Span, found: dict[Span, Extent], buffer: str, private: "Private | None"
@@ -239,28 +263,27 @@ class _Lowering:
         t = self.target
         return t.link(peer) if lane < t.fifo_lanes and slots <= t.fifo_slots else at.MPI
 
-    # ------------------------------------------------------------ words
-    def _build(self, scratch_bytes: int) -> Table:
-        words = [0] * at.HEADER
-        words[at.N_PHASES], words[at.INSTANCES] = len(self.phases), self.instances
-        widest = max((r[at.ROW_COUNT] for r in self.rounds), default=0)
-        words[at.INSTANCE_WORDS] = at.INSTANCE_HEADER + widest * at.ROW_STATE_WORDS
-        words[at.MOST_TERMS] = max((row[at.TERM_COUNT] for row in self.rows), default=0)
-        words[at.SCRATCH_BYTES], words[at.SLOT_BYTES] = aligned(scratch_bytes), self.slot_bytes
-        words[at.PIECE_BYTES] = self.piece
-        sections: tuple[tuple[int, Iterable[Sequence[int]]], ...] = (
-            (at.PHASES, self.phases),
-            (at.LANES, self.lanes),
-            (at.ROUNDS, self.rounds),
-            (at.ROWS, self.rows),
-            (at.TERMS, self.terms),
-            (at.WEIGHTS, [self.weights]),
-        )
-        for section, lines in sections:
-            words += [0] * (-len(words) % 8)  # sections begin on a cache line
-            words[section] = len(words)
-            for line in lines:
-                words += line
-        words[at.WORDS] = len(words)
-        messages = sum(row[at.KIND] == at.SEND for row in self.rows)
-        return Table(words, len(self.rows), messages, words[at.WEIGHTS], self.seen_terms)
+
+def build(found: Sections, instances: int, piece_bytes: int, scratch_bytes: int, slot_bytes: int) -> list[int]:
+    """The words of a table: its header, then its sections."""
+    words = [0] * at.HEADER
+    words[at.N_PHASES], words[at.INSTANCES] = len(found.phases), instances
+    widest = max((r[at.ROW_COUNT] for r in found.rounds), default=0)
+    words[at.INSTANCE_WORDS] = at.INSTANCE_HEADER + widest * at.ROW_STATE_WORDS
+    words[at.MOST_TERMS] = max((row[at.TERM_COUNT] for row in found.rows), default=0)
+    words[at.SCRATCH_BYTES], words[at.SLOT_BYTES], words[at.PIECE_BYTES] = scratch_bytes, slot_bytes, piece_bytes
+    sections: tuple[tuple[int, Iterable[Sequence[int]]], ...] = (
+        (at.PHASES, found.phases),
+        (at.LANES, found.lanes),
+        (at.ROUNDS, found.rounds),
+        (at.ROWS, found.rows),
+        (at.TERMS, found.terms),
+        (at.WEIGHTS, [found.weights]),
+    )
+    for section, lines in sections:
+        words += [0] * (-len(words) % 8)  # sections begin on a cache line
+        words[section] = len(words)
+        for line in lines:
+            words += line
+    words[at.WORDS] = len(words)
+    return words

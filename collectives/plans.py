@@ -16,9 +16,10 @@ from collectives.dtypes import ITEMSIZE
 from collectives.engine import ENGINE
 from collectives.errors import UnsupportedError
 from collectives.extents import Bound, chunk_offsets
+from collectives.native import layout as st
 from collectives.native.library import kernel, library
 from collectives.native.program import Program
-from collectives.plan import Table, Target, lower
+from collectives.plan import Table, Target, fuse, lower
 from collectives.properties import output_may_be_input, smallest_part
 from collectives.schedule import DATA, INPUT, OUTPUT, WHOLE, Schedule, Span
 from collectives.verify import Fault, verify
@@ -27,6 +28,7 @@ MOST_PROGRAMS = 512  # kept by a communicator; the one used longest ago goes fir
 PROVED_RANKS = 8  # up to which every schedule is proved on the actual group at its first use
 PROVED_RANKS_OF_STRANGERS = 64  # the same, for algorithms that other distributions have registered
 FIFO_PIECE, MPI_PIECE = 1 << 15, 1 << 17  # bytes that travel at once; all ranks must cut alike
+KERNELS = {"one_shot": at.ONE_SHOT, "two_shot": at.TWO_SHOT, "single_copy": at.SINGLE_COPY}
 CHUNKED = ("reduce_scatter", "allgather")  # collectives whose chunks a caller can see
 
 
@@ -89,10 +91,11 @@ class Plans:
         schedule = self._schedule(call)
         weights = self._weights_of(call, schedule) if call.op == "avg" else None
         itemsize = ITEMSIZE[call.dtype]
+        fused = self._fused(call, itemsize)
         parts = self.topology.ranks if call.collective in CHUNKED else 1
         bound = Bound(chunk_offsets(call.count, parts), max(1, at.LINE // itemsize))
         params = dict(call.params)
-        table = self._lower(call, schedule, itemsize, bound, params.get("segment_bytes"), weights)
+        table = fused or self._lower(call, schedule, itemsize, bound, params.get("segment_bytes"), weights)
         mark = diagnosis.fingerprint(
             call.collective, call.dtype, call.op, call.root, call.count, call.algorithm, params
         )
@@ -103,9 +106,24 @@ class Plans:
             kernel=kernel("uint8", "or") if by_bytes else kernel(call.dtype, call.op),
             itemsize=1 if by_bytes else itemsize,
             fingerprint=mark,
-            copy_bytes=call.count * itemsize if call.collective == "allreduce" else 0,
+            copy_bytes=call.count * itemsize if call.collective == "allreduce" and not fused else 0,
             timeout=self.timeout,
         )
+
+    def _fused(self, call: Call, itemsize: int) -> Table | None:
+        """The table of the node kernel that does what the schedule does, if there is one that serves here."""
+        params, endpoint, ranks = dict(call.params), self.channel.endpoint, self.topology.ranks
+        kernel = KERNELS.get(call.algorithm) if call.collective == "allreduce" else None
+        piece, n_bytes = params.get("kernel_bytes", at.LINE), call.count * itemsize
+        if kernel is None or params["segment_bytes"] or not endpoint.kernels or ranks == 1:
+            return None
+        if len(self.topology.nodes) > 1 or (kernel == at.ONE_SHOT and n_bytes > st.HALF_BYTES):
+            return None
+        if kernel == at.SINGLE_COPY and not endpoint.reads_peers:
+            kernel = at.TWO_SHOT
+        rows = ranks if kernel == at.SINGLE_COPY else st.RING * (ranks + 1)
+        largest = st.HALF_BYTES // rows // at.LINE * at.LINE
+        return fuse(kernel, n_bytes, ranks, max(at.LINE, min(piece // at.LINE * at.LINE, largest)))
 
     def barrier(self) -> Program:
         """One byte that everyone must have sent before anyone goes on: an allreduce, named for what it is."""

@@ -11,7 +11,7 @@ from collectives.table import COLLECTIVES, Place, Rule, RunnerUp, Table, Value, 
 __all__ = ["NATIVE", "Choice", "Table", "choose", "default", "difference", "load", "parse", "parse_overrides"]
 
 NATIVE = "native"  # the MPI library's own collective, as an algorithm's name
-FIXED_ORDER = {"allreduce": ("one_shot", "two_shot"), "reduce_scatter": ("direct",), "reduce": ()}
+FIXED_ORDER = {"allreduce": ("one_shot", "two_shot", "single_copy"), "reduce_scatter": ("direct",), "reduce": ()}
 # Algorithms that fold all ranks in order, once: the only ones that a deterministic choice may take.
 
 
@@ -163,9 +163,14 @@ def _thumb(because: str, name: str, params: dict[str, Value], why: str) -> Choic
 
 
 def _allreduce(nodes: int, ranks: int, nbytes: int, pipeline: dict[str, Value]) -> tuple[str, dict[str, Value], str]:
+    if nodes == 1:
+        if nbytes <= (64 << 10) // ranks:
+            return "one_shot", {}, "one round in shared memory, for a short message"
+        piece: dict[str, Value] = {"kernel_bytes": 64 << 10} if nbytes > 1 << 20 else {}
+        return "two_shot", piece, "the fewest bytes through shared memory, and one kernel for all of them"
     if nbytes <= 16 << 10:
         return "recursive_doubling", {}, "the fewest rounds, for a message of at most 16 KiB"
-    if 1 < nodes < ranks:
+    if nodes < ranks:
         return "hierarchical", {}, "few bytes between nodes"
     if nbytes <= 1 << 20:
         return "halving_doubling", {}, "few rounds and few bytes, for a message of at most 1 MiB"

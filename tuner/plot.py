@@ -1,7 +1,7 @@
 """Where one algorithm overtakes another: times by size with intervals, the baseline, and the choice of the table."""
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from collectives.selection import NATIVE, Table
 from collectives.table import Rule
 from tuner import units
 from tuner.measure import read_samples
+from tuner.space import BASELINE, Candidate, candidate
 from tuner.statistics import Interval, median_interval
 
 # Okabe and Ito's colours, which people who see colours differently can tell apart; black is the MPI library's.
@@ -69,27 +70,47 @@ def curves(table: Table, path: Path) -> dict[tuple[str, str, str], dict[str, Poi
         lines = read_samples(place)
     except OSError as error:
         raise ValueError(f"the raw samples in {place} cannot be read: {error.strerror}") from error
-    times: dict[tuple[Any, ...], list[float]] = defaultdict(list)
-    raced: dict[tuple[Any, ...], list[float]] = defaultdict(list)
-    for line in lines:
-        if line["stage"] in ("screen", "race"):
-            params = tuple(sorted(line["params"].items()))
-            call = line["collective"], line["dtype"], line["op"], line["bytes"], line["algorithm"], params
-            times[call] += line["us"]
-            if line["stage"] == "race":
-                raced[call] += line["us"]
+    calls: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    for each in lines:
+        if each["stage"] in ("screen", "race") and each["us"]:
+            calls[each["collective"], each["dtype"], each["op"], each["bytes"]].append(each)
     found: dict[tuple[str, str, str], dict[str, Points]] = {}
-    surest: dict[tuple[Any, ...], bool] = {}
-    for call, us in sorted(times.items(), key=lambda item: item[0] not in raced):  # what raced is known better
-        collective, dtype, op, nbytes, algorithm, _ = call
-        if surest.setdefault(call[:5], call in raced) and call not in raced:
-            continue
-        interval = median_interval(raced.get(call) or us)
+    for (collective, dtype, op, nbytes), measured in calls.items():
         for rule in table.serving(collective, dtype, op)[:1]:
-            points = found.setdefault(rule.key, {}).setdefault(algorithm, {})
-            if nbytes not in points or interval.median < points[nbytes].median:
-                points[nbytes] = interval
+            for algorithm, interval in fastest(measured).items():
+                found.setdefault(rule.key, {}).setdefault(algorithm, {})[nbytes] = interval
     return found
+
+
+def fastest(measured: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
+    """Each algorithm's interval at one size, with its best parameters: of those that raced, where any did.
+
+    Candidates ran in different minutes of a machine that drifts. So a time is taken as its ratio to that of the
+    candidate which ran in most jobs, in the same block, times this one's median over all.
+    """
+    jobs: dict[int, dict[Candidate, list[float]]] = defaultdict(dict)
+    raced = set()
+    for each in measured:
+        who = candidate(each["algorithm"], each["params"])
+        jobs[each["job"]][who] = each["us"]
+        raced |= {who} if each["stage"] == "race" else set()
+    ran = Counter(who for job in jobs.values() for who in job if who != BASELINE)
+    reference = max(ran, key=lambda who: (ran[who], str(who))) if ran else BASELINE
+    scale = median_interval([us for job in jobs.values() for us in job.get(reference, [])]).median
+    times: dict[Candidate, list[float]] = defaultdict(list)
+    for job in jobs.values():
+        for who, taken in job.items() if reference in job else ():
+            times[who] += [scale * us / beside for us, beside in zip(taken, job[reference], strict=True)]
+    times[reference] = [us for job in jobs.values() for us in job.get(reference, [])]
+    best: dict[str, tuple[bool, Interval]] = {}
+    for who, taken in times.items():
+        entry = who not in raced, median_interval(taken)
+        if who.algorithm not in best or (entry[0], entry[1].median) < (
+            best[who.algorithm][0],
+            best[who.algorithm][1].median,
+        ):
+            best[who.algorithm] = entry
+    return {algorithm: interval for algorithm, (_, interval) in best.items()}
 
 
 def draw(above: Any, below: Any, found: Mapping[str, Points], rules: Sequence[Rule]) -> None:

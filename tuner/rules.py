@@ -48,7 +48,7 @@ def times(size: Measured, winner: Candidate) -> dict[str, Any]:
     known = size.interval(winner)
     if known is None:
         return {}
-    medians = {each: interval.median for each in size.race if (interval := size.interval(each)) is not None}
+    medians = {each: size.beside(each, winner) for each in size.race}
     others = [each for each in medians if each not in (winner, BASELINE)]
     second = min(others, key=medians.__getitem__, default=None)
     return {

@@ -33,6 +33,7 @@ SCREEN_BLOCKS = (5, 25)
 OVERTIME = 0.25  # of the budget, so that sizes which were screened get a short race
 RACE_BLOCKS = (6, 40)  # of one round of a race
 MOST_BLOCKS = 400  # of a whole race
+ENOUGH_BLOCKS = 40  # of a race in which nobody rivals the default any more
 RACERS = 5  # beside the default and the baseline
 NEAR = 1.3  # times the best screened: may still win a race
 HOPELESS = 4.0  # times the default: not worth more than a look
@@ -59,6 +60,15 @@ class Measured:
 
     def interval(self, candidate: Candidate) -> Interval | None:
         return median_interval(self.race[candidate]) if self.race.get(candidate) else None
+
+    def beside(self, other: Candidate, candidate: Candidate) -> float:
+        """The other's median as it would be over all of the candidate's blocks: by their ratio in those they share.
+
+        Who dropped out early ran in other minutes of the machine, so medians alone do not compare.
+        """
+        ours, theirs = self.race[candidate], self.race[other]
+        common = min(len(ours), len(theirs))
+        return ratio_interval(theirs[:common], ours[:common]).median * median_interval(ours).median
 
 
 @dataclass
@@ -261,8 +271,10 @@ class Search:
     def _settled(self, size: Measured, racing: Sequence[Candidate], kept: Sequence[Candidate]) -> bool:
         """Nothing is left to tell apart, and what is left is known well."""
         rivals = [each for each in racing if each not in kept]
+        if not rivals:
+            return len(size.race[size.default]) >= ENOUGH_BLOCKS
         known = all(median_interval(size.race[each]).relative_width < WIDTH for each in racing)
-        return known and len(rivals) <= 1
+        return known and len(rivals) == 1
 
     # ------------------------------------------------------------ both
     def _measure(

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from collectives.algorithms import SEGMENT_BYTES, SLOTS, Algorithm, every, find
+from collectives.algorithms import KERNEL_BYTES, SEGMENT_BYTES, SLOTS, Algorithm, every, find
 from collectives.schedule import WHOLE, Group
 from collectives.selection import FIXED_ORDER, NATIVE
 from collectives.table import Value
@@ -29,14 +29,17 @@ class Candidate:
 
 
 def candidate(algorithm: str, params: Mapping[str, Value] | None = None) -> Candidate:
-    """Parameters at their defaults are left out, and `slots` without a pipeline."""
+    """Without what has no effect: `slots` where there is no pipeline, a node kernel's pieces where there is one."""
     given = dict(params or {})
     if given.get(SEGMENT_BYTES.name) is None:
         given.pop(SEGMENT_BYTES.name, None)
         given.pop(SLOTS.name, None)
+    else:
+        given.pop(KERNEL_BYTES, None)
     return Candidate(algorithm, tuple(sorted(given.items())))
 
 
+SMALLEST_PIECE = 1 << 14  # bytes of a chunk up to which a node kernel's piece is not varied
 BASELINE = Candidate(NATIVE)
 
 
@@ -72,7 +75,7 @@ class Space:
     branches: tuple[Branch, ...]
 
     def every(self) -> list[Candidate]:
-        return [each for branch in self.branches for each in branch.every()]
+        return list(dict.fromkeys(each for branch in self.branches for each in branch.every()))
 
     def simplest(self) -> list[Candidate]:
         """Each algorithm with its parameters' first choices."""
@@ -134,6 +137,8 @@ def space(
 def _branch(algorithm: Algorithm, ranks: int, nbytes: int) -> Branch:
     pipeline = (SEGMENT_BYTES.name, SLOTS.name)
     choices = tuple((p.name, _default_first(p)) for p in algorithm.parameters if p.name not in pipeline)
+    if nbytes / ranks <= SMALLEST_PIECE:  # a chunk is one piece, whatever its length
+        choices = tuple((name, values) for name, values in choices if name != KERNEL_BYTES)
     if not algorithm.pipelined:
         return Branch(algorithm.name, choices)
     known = {parameter.name: parameter for parameter in algorithm.parameters}

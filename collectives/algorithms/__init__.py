@@ -9,10 +9,22 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from collectives.algorithms import bruck, direct, double_tree, doubling, halving, hierarchical, ring, tree
-from collectives.algorithms.registry import SEGMENT_BYTES, SLOTS, Algorithm, Parameter, every, find, names, register
+from collectives.algorithms.registry import (
+    KERNEL_BYTES,
+    SEGMENT_BYTES,
+    SLOTS,
+    Algorithm,
+    Parameter,
+    every,
+    find,
+    names,
+    register,
+)
 from collectives.schedule import Group, Span
 
-__all__ = ["SEGMENT_BYTES", "SLOTS", "Algorithm", "Parameter", "every", "find", "names", "register"]
+__all__ = [
+    "KERNEL_BYTES", "SEGMENT_BYTES", "SLOTS", "Algorithm", "Parameter", "every", "find", "names", "register",
+]  # fmt: skip
 
 
 def whole(_: Group, span: Span) -> Sequence[Span]:
@@ -26,6 +38,8 @@ def chunks(g: Group, span: Span) -> Sequence[Span]:
 
 
 PIPELINE = (SEGMENT_BYTES, SLOTS)
+STAGED = (Parameter(KERNEL_BYTES, (1 << 14, 1 << 16), 1 << 14, "of a piece in the node's kernel, which stages it"),)
+COPIED = (Parameter(KERNEL_BYTES, (1 << 17, 1 << 16), 1 << 17, "of a piece in the node's kernel, copied once"),)
 NODES = (
     Parameter("inner", tuple(hierarchical.INNER), "ring", "the allreduce between nodes"),
     Parameter("leaders", ("all", "one"), "all", "who takes part in it: all ranks, or the first of each node"),
@@ -38,7 +52,8 @@ for algorithm in (
     Algorithm("allreduce", "binomial_tree", tree.allreduce, PIPELINE, whole),
     Algorithm("allreduce", "double_tree", double_tree.allreduce, PIPELINE),
     Algorithm("allreduce", "one_shot", direct.one_shot, PIPELINE, whole),
-    Algorithm("allreduce", "two_shot", direct.two_shot, PIPELINE, chunks),
+    Algorithm("allreduce", "two_shot", direct.two_shot, STAGED + PIPELINE, chunks),
+    Algorithm("allreduce", "single_copy", direct.single_copy, COPIED + PIPELINE, chunks),
     Algorithm("allreduce", "hierarchical", hierarchical.allreduce, NODES + PIPELINE, whole, needs_nodes=True),
     Algorithm("reduce_scatter", "ring", ring.reduce_scatter, PIPELINE, chunks),
     Algorithm("reduce_scatter", "direct", direct.reduce_scatter, PIPELINE, chunks),

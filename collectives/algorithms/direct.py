@@ -30,6 +30,17 @@ def two_shot(g: Group, span: Span = WHOLE) -> Iterator[Round]:
     yield from there_and_back(scatter(g, span))
 
 
+def single_copy(g: Group, span: Span = WHOLE) -> Iterator[Round]:
+    """As two_shot, whose kernel on a node copies straight between processes.
+
+    Nothing is staged, so it serves long messages in ordinary memory.
+    Cost: 2 alpha + 2 n (p-1)/p beta + n (p-1)/p gamma.
+    Serves: any number of ranks; a fixed order.
+    Paper: Chai, Hartono and Panda, Designing high performance and scalable MPI intra-node communication, 2006.
+    """
+    yield from there_and_back(scatter(g, span))
+
+
 def reduce_scatter(g: Group, span: Span = WHOLE) -> Iterator[Round]:
     """Everyone folds its own chunk in rank order.
 

@@ -35,6 +35,7 @@ class Parameter:
 SEGMENT_BYTES = Parameter(
     "segment_bytes", (None, 1 << 14, 1 << 16, 1 << 18, 1 << 20), None, "of one segment; None: no pipeline"
 )
+KERNEL_BYTES = "kernel_bytes"  # the piece of a node kernel, where all ranks share a node and there is no pipeline
 SLOTS = Parameter("slots", (2, 3, 4, 8), 2, "how many segments of a pipeline are under way at once")
 
 
@@ -107,6 +108,7 @@ class Algorithm:
         if not 0 <= root < group.size:
             raise ValueError(f"root {root} is not one of {group.size} ranks, 0 to {group.size - 1}")
         segmented, slots = settings.pop(SEGMENT_BYTES.name, None) is not None, settings.pop(SLOTS.name, 0)
+        settings.pop(KERNEL_BYTES, None)
         if self.collective in ROOTED:
             settings["root"] = root
         if self.needs_nodes:

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+from array import array
 from functools import cache
 from typing import Any
 
@@ -11,6 +12,7 @@ from collectives.native.window import SharedWindow
 
 SPIN = 10  # pauses before a wait yields: good with a core per rank and with more ranks than cores alike
 FIFO_BYTES = 8 << 20  # at most, of one rank
+PR_SET_PTRACER = 0x59616D61
 AHEAD = 2  # pieces that a send may be ahead of its round's receive
 # Lanes and slots with a FIFO of their own, depth and payload, for nodes of up to so many ranks.
 FIFO_SHAPES = (
@@ -41,28 +43,34 @@ class Endpoint:
         self.comm, self.node = comm, node
         self.lanes, self.slots, self.depth, self.payload = fifo_shape(node.size)
         n_fifos = node.size * self.lanes * self.slots
-        self.memory = Memory(8 * (st.COMM_HEADER + 2 * n_fifos * st.FIFO_WORDS + node.size))
+        fifo_words = 2 * n_fifos * st.FIFO_WORDS
+        self.memory = Memory(8 * (st.COMM_HEADER + fifo_words + 2 * node.size))
         self.address = self.memory.address
         self.words = w = self.memory.words(0, self.memory.n_bytes // 8)
         w[st.MPI_ISEND], w[st.MPI_IRECV], w[st.MPI_TEST] = mpi_functions()
         w[st.MPI_COMM], w[st.MPI_BYTE] = MPI._handleof(comm), MPI._handleof(MPI.BYTE)
         w[st.STATUS_IGNORE] = status_ignore()
-        w[st.SPIN], w[st.COMPARED_AT] = spin, st.COMM_HEADER + 2 * n_fifos * st.FIFO_WORDS
+        w[st.SPIN], w[st.COMPARED_AT] = spin, st.COMM_HEADER + fifo_words
+        w[st.PIDS_AT] = st.COMM_HEADER + fifo_words + node.size
         w[st.NODE_SIZE], w[st.NODE_RANK] = 1, 0
         w[st.FIFOS_AT], w[st.FIFO_LANES], w[st.FIFO_SLOTS] = st.COMM_HEADER, self.lanes, self.slots
         self.arena = Memory(1 << 16)
         w[st.ARENA] = self.arena.address
         self.window: SharedWindow | None = None
+        self.pids, self.reads_peers = exchange_pids(node), False
+        for i, pid in enumerate(self.pids):
+            w[w[st.PIDS_AT] + i] = pid
         if node.size > 1:
             self._share()
 
     def _share(self) -> None:
         """The node's board and FIFOs; without room for FIFOs the board alone, without room for that nothing."""
         board = st.BOARD_BYTES * self.node.size
+        kernels = board + st.KERNEL_BYTES * self.node.size
         fifo = fifo_bytes(self.depth, self.payload)
         pairs = self.node.size * self.node.size * self.lanes * self.slots
         if self.lanes:
-            self.window = SharedWindow.create(self.node, board + pairs * fifo)
+            self.window = SharedWindow.create(self.node, kernels + pairs * fifo)
         if self.window is None:
             self.lanes = 0
             self.window = SharedWindow.create(self.node, board)
@@ -71,11 +79,14 @@ class Endpoint:
         w, me, size = self.words, self.node.rank, self.node.size
         w[st.NODE_SIZE], w[st.NODE_RANK], w[st.BOARD] = size, me, self.window.address
         w[st.GATE_LIMIT] = st.WINDOW
+        if self.lanes:
+            w[st.KERNELS] = self.window.address + board
+            self.reads_peers = may_read_peers(self.node, self.pids)
         per_peer = self.lanes * self.slots
 
         def memory(sender: int, receiver: int, channel: int) -> int:
             assert self.window is not None
-            return self.window.address + board + ((sender * size + receiver) * per_peer + channel) * fifo
+            return self.window.address + kernels + ((sender * size + receiver) * per_peer + channel) * fifo
 
         for peer in range(size):
             for channel in range(per_peer):
@@ -83,6 +94,11 @@ class Endpoint:
                     at = st.COMM_HEADER + (2 * (peer * per_peer + channel) + out) * st.FIFO_WORDS
                     w[at + st.FIFO_MEMORY] = memory(*ends, channel)
                     w[at + st.DEPTH], w[at + st.PAYLOAD], w[at + st.AHEAD] = self.depth, self.payload, AHEAD
+
+    @property
+    def kernels(self) -> bool:
+        """Whether node kernels have the memory that they need. TREERING_KERNELS=off leaves everything to schedules."""
+        return bool(self.words[st.KERNELS]) and os.environ.get("TREERING_KERNELS") != "off"
 
     @property
     def has_board(self) -> bool:
@@ -105,6 +121,42 @@ class Endpoint:
         where = self.window.address + rank * st.BOARD_BYTES + 64 * (1 + seq % st.HISTORY)
         words = list((ctypes.c_int64 * 8).from_address(where))
         return words[1 : 1 + st.FINGERPRINT_WORDS] if words[0] == seq else []
+
+
+def exchange_pids(node: Any) -> list[int]:
+    """The process of each rank of the node. Collective."""
+    from mpi4py import MPI
+
+    mine, pids = array("q", [os.getpid()]), array("q", [0] * node.size)
+    node.Allgather([mine, MPI.INT64_T], [pids, MPI.INT64_T])
+    return list(pids)
+
+
+def may_read_peers(node: Any, pids: list[int]) -> bool:
+    """Whether all ranks of the node can copy from each other's memory. Collective.
+
+    Where Yama guards processes, reading is allowed to our launcher and what it has started, and to nobody else.
+    """
+    from mpi4py import MPI
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_PTRACER, ctypes.c_ulong(os.getppid()), 0, 0, 0)
+    secret = array("q", [os.getpid()])
+    places, mine = array("q", [0] * node.size), array("q", [secret.buffer_info()[0]])
+    node.Allgather([mine, MPI.INT64_T], [places, MPI.INT64_T])
+    node.Barrier()
+    right = array("i", [all(peek(libc, pid, at) == pid for pid, at in zip(pids, places, strict=True))])
+    node.Allreduce(MPI.IN_PLACE, [right, MPI.INT], op=MPI.MIN)
+    return bool(right[0])
+
+
+def peek(libc: ctypes.CDLL, pid: int, address: int) -> int:
+    """A word of another process's memory, or -1."""
+    found = ctypes.c_int64(-1)
+    vectors = (ctypes.c_int64 * 4)(ctypes.addressof(found), 8, address, 8)
+    at = ctypes.addressof(vectors)
+    done = libc.process_vm_readv(pid, ctypes.c_void_p(at), 1, ctypes.c_void_p(at + 16), 1, 0)
+    return found.value if done == 8 else -1
 
 
 def status_ignore() -> int:

@@ -10,11 +10,11 @@ TIMEOUT, MPI_FAILED, MISMATCH, PEER_LOST, INTERRUPTED, ABORTED, STOPPED = range(
 
 # --- plan state ---
 (STATUS, PHASE, LANES_LEFT, IDLE_PASSES, PIECE, GRAIN, KERNEL, ITEMSIZE,  # the hot line
- TABLE, COMM, INSTANCES_AT, OPERANDS_AT, DEADLINE, TIMEOUT_NS, CLOCK, CLOCK_2,
- DATA_AT, INPUT_AT, OUTPUT_AT, SCRATCH_AT, SLOT_AT, COPY_BYTES, SELF, SEQ,
+ TABLE, COMM, INSTANCES_AT, OPERANDS_AT, DEADLINE, TIMEOUT_NS, SELF, SEQ,
+ DATA_AT, INPUT_AT, OUTPUT_AT, SCRATCH_AT, SLOT_AT, COPY_BYTES, LOCAL, LOCAL_BYTES,
  FINGERPRINT_0, FINGERPRINT_1, FINGERPRINT_2, FINGERPRINT_3, ERROR_CODE, ERROR_DETAIL, ERROR_LANE, ERROR_ROUND,
- ERROR_STEP, ERROR_PEER, ERROR_SEGMENT, ERROR_KIND, FLAG, CALLS, GATED) = range(39)  # fmt: skip
-STATE_HEADER = 40
+ ERROR_STEP, ERROR_PEER, ERROR_SEGMENT, ERROR_KIND, FLAG, CALLS, GATED, REMOTE, REMOTE_BYTES) = range(41)  # fmt: skip
+STATE_HEADER = 48
 FINGERPRINT_WORDS = 4
 
 # --- a slot of a lane, then the state of each row of a round ---
@@ -26,7 +26,7 @@ SEGMENT, ROUND, POSTED, ROWS_NOW, ROWS_AT = range(5)
 # --- communicator block ---
 (MPI_ISEND, MPI_IRECV, MPI_TEST, MPI_COMM, MPI_BYTE, STATUS_IGNORE, SPIN, ARENA,
  NODE_SIZE, NODE_RANK, BOARD, LAST_SEQ, GATE_LIMIT, FIFOS_AT, FIFO_LANES, FIFO_SLOTS,
- COMPARED_AT) = range(17)  # fmt: skip
+ COMPARED_AT, PIDS_AT, KERNELS, KERNEL_PIECES, KERNEL_CALLS) = range(21)  # fmt: skip
 COMM_HEADER = 24
 
 # --- FIFO as one of its ends sees it: (in, out) for each (peer on the node, lane, slot of the lane) ---
@@ -42,3 +42,11 @@ HISTORY = 64  # calls remembered; an entry is a line: sequence number, then the 
 WINDOW = 48  # how far a rank may run ahead of its node's slowest
 ENTRY_WORDS = 8
 BOARD_BYTES = 64 * (1 + HISTORY)  # of one rank
+
+# --- node kernels: of each rank, lines of counters that only grow, then two halves of staging, used in turn ---
+GIVEN, FOLDED, TAKEN, ADDRESSES = range(4)  # lines: pieces that others may fold, may take, have taken; where data lie
+KERNEL_LINES = 4
+HALF_BYTES = 1 << 20
+KERNEL_BYTES = 64 * KERNEL_LINES + 2 * HALF_BYTES  # of one rank
+LAG = 2  # pieces between giving, folding and taking
+RING = 2 * LAG + 2  # pieces of staging, so that none is written over before everyone has read it

@@ -14,6 +14,7 @@ class Library(NamedTuple):
     start: Callable[[int, int, int], None]
     advance: Callable[[int, int, int], int]
     note_weights: int
+    fused: tuple[int, ...]  # the node kernels, in layout's order
 
 
 def _entry(function: Any) -> Callable[..., Any]:
@@ -24,10 +25,11 @@ def _entry(function: Any) -> Callable[..., Any]:
 @cache
 def library() -> Library:
     with compiling("executor"):
-        from collectives.native import executor, weights
-    return Library(
-        _entry(executor.run), _entry(executor.start), _entry(executor.advance), int(weights.note_weights.address or 0)
-    )
+        from collectives.native import executor, fused, weights
+    run, start, advance = map(_entry, (executor.run, executor.start, executor.advance))
+    kernels = (fused.one_shot, fused.two_shot, fused.single_copy)
+    fused_at = tuple(int(each.address or 0) for each in kernels)
+    return Library(run, start, advance, int(weights.note_weights.address or 0), fused_at)
 
 
 @cache

@@ -184,9 +184,9 @@ def call_convert(typing: Any, function: Any, target: Any, source: Any, count: An
 
 
 @intrinsic
-def call_step(typing: Any, function: Any, table: Any, state: Any, row: Any, step: Any) -> Any:
+def call_step(typing: Any, function: Any, state: Any, row: Any, step: Any) -> Any:
     """A fused kernel as a resumable step: moves one piece and returns 1, 0 if it must wait, negative on error."""
-    return _call(4, types.int64)
+    return _call(3, types.int64)
 
 
 sched_yield: Any = types.ExternalFunction("sched_yield", types.int32())

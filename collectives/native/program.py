@@ -33,6 +33,9 @@ class Program:
         operands = words[at.INSTANCES] * words[at.INSTANCE_WORDS] + st.STATE_HEADER
         operands = (operands + 7) // 8 * 8
         n_words = operands + words[at.MOST_TERMS]
+        if table.fused:
+            row = words[at.ROWS] + at.FUNCTION
+            words = [*words[:row], library().fused[words[row]], *words[row + 1 :]]
         self.memory = Memory(table_bytes + 8 * n_words)
         ctypes.memmove(self.memory.address, (ctypes.c_int64 * len(words))(*words), 8 * len(words))
         self.address = self.memory.address + table_bytes

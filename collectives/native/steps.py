@@ -192,7 +192,7 @@ def advance_row(state: int, step: int, instance: int, slot: int) -> int:
     if kind == at.FOLD:
         return fold(state, step, instance, slot)
     if kind == at.FUSED:
-        return call_step(words(s[ROW])[at.FUNCTION], S[TABLE], state, s[ROW], step)
+        return call_step(words(s[ROW])[at.FUNCTION], state, s[ROW], step)
     if kind == at.RECV and words(s[ROW])[at.LANDING] == at.STREAMED:
         return 0  # its fold takes the pieces
     if s[R_LINK] == at.MPI:

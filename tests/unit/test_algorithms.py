@@ -105,6 +105,7 @@ COSTS = {
     ("allreduce", "binomial_tree"): lambda p: (2 * depth(p), bits(p), bits(p)),
     ("allreduce", "one_shot"): lambda p: (p > 1, p - 1, p - 1),
     ("allreduce", "two_shot"): lambda p: (2 * (p > 1), 2 * share(p), share(p)),
+    ("allreduce", "single_copy"): lambda p: (2 * (p > 1), 2 * share(p), share(p)),
     ("reduce_scatter", "ring"): lambda p: (p - 1, share(p), share(p)),
     ("reduce_scatter", "direct"): lambda p: (p > 1, share(p), share(p)),
     ("allgather", "ring"): lambda p: (p - 1, share(p), 0),
@@ -153,7 +154,7 @@ def test_which_have_the_canonical_tree():
     fixed = {(a.collective, a.name) for a in every() if verify(a.schedules(5), contract(a.collective, 5)).canonical}
     moves = {(a.collective, a.name) for a in every() if a.collective in ("allgather", "broadcast")}
     one_node = {("allreduce", "hierarchical")}  # 5 ranks, and no nodes given
-    direct = {("allreduce", "one_shot"), ("allreduce", "two_shot"), ("reduce_scatter", "direct")}
+    direct = {("allreduce", name) for name in ("one_shot", "two_shot", "single_copy")} | {("reduce_scatter", "direct")}
     assert fixed == moves | one_node | direct
 
 

@@ -379,8 +379,8 @@ def test_deterministic_takes_only_what_folds_in_order():
 
 
 def test_the_default_depends_on_size_and_nodes():
-    names = [default(FOUR, "allreduce", n).algorithm for n in (8, 64 << 10, 8 << 20)]
-    assert len(set(names)) == 3
+    choices = [default(FOUR, "allreduce", n) for n in (8, 64 << 10, 8 << 20)]
+    assert len({(choice.algorithm, *choice.params.items()) for choice in choices}) == 3
     assert default(SQUARE, "allreduce", 8 << 20).algorithm == "hierarchical"
     assert isinstance(default(FOUR, "alltoall", 8), Choice)
 
