@@ -18,8 +18,20 @@ from tuner.space import BASELINE, Candidate, candidate
 from tuner.statistics import Interval, median_interval
 
 # Okabe and Ito's colours, which people who see colours differently can tell apart; black is the MPI library's.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C6D31", "#7F7F7F", "#B8A800")
-MARKS = "osD^vP*Xh"
+COLOURS = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#D55E00",
+    "#CC79A7",
+    "#56B4E9",
+    "#8C6D31",
+    "#7F7F7F",
+    "#B8A800",
+    "#5E3C99",
+    "#A6D854",
+)
+MARKS = "osD^vP*Xh<>"
 STRIP = 0.09  # of the lower panel's height
 LETTERS = 120  # that fit along the strip
 TICKS = 11
@@ -102,15 +114,10 @@ def fastest(measured: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
         for who, taken in job.items() if reference in job else ():
             times[who] += [scale * us / beside for us, beside in zip(taken, job[reference], strict=True)]
     times[reference] = [us for job in jobs.values() for us in job.get(reference, [])]
-    best: dict[str, tuple[bool, Interval]] = {}
-    for who, taken in times.items():
-        entry = who not in raced, median_interval(taken)
-        if who.algorithm not in best or (entry[0], entry[1].median) < (
-            best[who.algorithm][0],
-            best[who.algorithm][1].median,
-        ):
-            best[who.algorithm] = entry
-    return {algorithm: interval for algorithm, (_, interval) in best.items()}
+    best: dict[str, Interval] = {}
+    for who, taken in sorted(times.items(), key=lambda item: (item[0] not in raced, median_interval(item[1]).median)):
+        best.setdefault(who.algorithm, median_interval(taken))
+    return best
 
 
 def draw(above: Any, below: Any, found: Mapping[str, Points], rules: Sequence[Rule]) -> None:
