@@ -179,8 +179,11 @@ class Calls:
         finish = target.restore if target.original is not None else None
         if collective == "reduce" and source.address == target.address and not self.plans.in_place(call):
             source = Packed([source]).view
+        region = None
+        if self.plans.channel.regions.regions and collective == "allreduce" and source.address == target.address:
+            region = self.plans.channel.regions.find(target.address, target.n_bytes)
         return Prepared(
-            self.plans.program(call), source.address, target.address, result, (source, target), finish, choice
+            self.plans.program(call, region), source.address, target.address, result, (source, target), finish, choice
         )
 
     def _must_widen(self, collective: str, choice: Choice, dtype: str, options: Options) -> bool:

@@ -12,6 +12,7 @@ from collectives.launch import Group
 from collectives.native import layout as st
 from collectives.native.endpoint import Endpoint
 from collectives.native.program import Program
+from collectives.symmetric import Regions
 from collectives.topology import discover
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class Channel:
     def __init__(self, group: Group):
         self.comm, self.node = group.comm, group.node
         self.endpoint = Endpoint(group.comm, group.node)
+        self.regions = Regions(group)
         self.topology = discover(group.comm, group.node, self.endpoint.lanes > 0)
         self.ranks_of_node = self.topology.nodes[self.topology.node_of(group.comm.rank)]
         leaders = tuple(node[0] for node in self.topology.nodes)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -92,8 +93,9 @@ class Communicator:
         self._channel = Channel(self._group)
         self.topology: Topology = self._channel.topology
         self._plans = Plans(self._channel, settings.timeout)
+        self._regions = self._channel.regions
         self._calls = Calls(self._plans, settings)
-        self._quick: dict[tuple[Any, int, str], tuple[Program, Choice]] = {}
+        self._quick: dict[tuple[Any, int, str, int], tuple[Program, Choice]] = {}
         self._kept = 0
         self._last: Choice | None = None
         self._closed = False
@@ -130,10 +132,12 @@ class Communicator:
         plain = plain and blocking and timeout is None and not native and not params
         torch = sys.modules.get("torch") if plain else None
         if torch is not None and isinstance(x, torch.Tensor):
-            quick = self._quick.get((x.dtype, x.numel(), op))
+            address, region = x.data_ptr(), 0
+            if self._regions.regions:
+                region = self._regions.number(address, x.nbytes)
+            quick = self._quick.get((x.dtype, x.numel(), op, region))
             if quick is not None and x.is_cpu and x.is_contiguous():
                 program, self._last = quick
-                address = x.data_ptr()
                 ENGINE.call(self._channel, program, address, address, x)
                 return x
         self._check_open()
@@ -147,7 +151,8 @@ class Communicator:
             return Several(works, x).wait() if blocking else Several(works, x)
         prepared = self._calls.allreduce(x, out, op, options)
         if torch is not None and isinstance(x, torch.Tensor) and prepared.finish is None:
-            self._remember((x.dtype, x.numel(), op), prepared)
+            region = self._regions.number(prepared.target, x.nbytes) if self._regions.regions else 0
+            self._remember((x.dtype, x.numel(), op, region), prepared)
         return self._go(prepared, blocking, timeout)
 
     def reduce_scatter(
@@ -223,6 +228,29 @@ class Communicator:
             )
         return Persistent(self._channel, prepared)
 
+    # ------------------------------------------------------------ symmetric memory
+    def empty(self, shape: int | Sequence[int], dtype: Any = "float32") -> Any:
+        """An array in memory that all ranks of a node map: collectives on it, or on parts of it, need no copy.
+
+        A torch tensor, or without torch a memoryview; not initialised. Collective, with the same size on all ranks.
+        Dropping it is local; its memory is used again when all ranks have. Where ranks pass memory that does not
+        correspond, all of them go the ordinary way. TypeError, MismatchError, or UnsupportedError where there is no room.
+        """
+        self._check_open()
+        return self._regions.empty(shape, dtype)
+
+    def register(self, x: Any) -> Any:
+        """Make the storage of x, a torch tensor, symmetric where it is; returns x. Collective.
+
+        Only storages that nobody resizes may be registered. They are kept until `release(x)`, which is local, or close.
+        """
+        self._check_open()
+        return self._regions.register(x)
+
+    def release(self, x: Any) -> None:
+        """Let go of what `register` holds for x."""
+        self._regions.release(x)
+
     # ------------------------------------------------------------ choosing
     def explain(
         self,
@@ -257,7 +285,7 @@ class Communicator:
         self._last = prepared.choice
         return ENGINE.submit(Work(self._channel, prepared, self._settings.timeout if timeout is None else timeout))
 
-    def _remember(self, key: tuple[Any, int, str], prepared: Prepared) -> None:
+    def _remember(self, key: tuple[Any, int, str, int], prepared: Prepared) -> None:
         """So that the same call on a tensor of the same kind finds its program at once."""
         if self._kept != self._plans.forgotten:
             self._quick.clear()

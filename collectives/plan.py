@@ -48,7 +48,7 @@ class Table:
     messages: int  # sends a segment, of this rank
     weights_at: int  # in words
     terms: int  # of the schedule, whether or not they have elements here
-    fused: bool = False  # one row, whose kernel does all
+    fused: bool = False  # its first row, at least, is a node kernel
 
 
 @dataclass
@@ -61,32 +61,51 @@ class Sections:
     rows: list[list[int]] = field(default_factory=list)
     terms: list[list[int]] = field(default_factory=list)
     weights: list[int] = field(default_factory=list)
+    instances: int = 0  # slots of lanes
 
 
-def lower(schedule: Schedule, target: Target) -> Table:
-    """The table of one rank. Raises ValueError where an offset would pass 2^62 bytes or a lane's number 63."""
-    return _Lowering(schedule, target).table()
+def lower(schedule: Schedule, target: Target, before: Sections | None = None) -> Table:
+    """The table of one rank; `before` holds phases that come first.
+
+    Raises ValueError where an offset would pass 2^62 bytes or a lane's number 63.
+    """
+    return _Lowering(schedule, target, before or Sections()).table()
 
 
-def fuse(kernel: int, n_bytes: int, ranks: int, piece_bytes: int) -> Table:
-    """The table of a schedule whose twin among the node kernels does all of it, on a node of so many ranks."""
-    row = [0] * at.ROW_WORDS
-    row[at.KIND], row[at.LENGTH], row[at.FULL], row[at.FUNCTION] = at.FUSED, n_bytes, 1, kernel
-    row[at.KERNEL_PIECE], row[at.TERM_COUNT], row[at.PEER] = piece_bytes, ranks, -1
-    filled = n_bytes > 0
-    lane = [1, 1, 1, 0, 0, 0, 0, 0]
-    sections = Sections([[0, 1]], [lane], [[0, 1, 0, 0]], [row], [], [1] * ranks) if filled else Sections()
-    words = build(sections, instances=1, piece_bytes=at.LINE, scratch_bytes=0, slot_bytes=0)
-    return Table(words, filled, 0, words[at.WEIGHTS], ranks, filled)
+def kernel_phase(kernel: int, n_bytes: int, ranks: int, piece_bytes: int, before: Sections | None = None) -> Sections:
+    """A phase of one row, whose node kernel does the whole collective on a node of so many ranks; none for no bytes."""
+    found = before or Sections()
+    if n_bytes:
+        row = [0] * at.ROW_WORDS
+        row[at.KIND], row[at.LENGTH], row[at.FULL], row[at.FUNCTION] = at.FUSED, n_bytes, 1, kernel
+        row[at.KERNEL_PIECE], row[at.FIRST_TERM], row[at.TERM_COUNT], row[at.PEER] = (
+            piece_bytes,
+            len(found.terms),
+            ranks,
+            -1,
+        )
+        found.phases.append([len(found.lanes), len(found.lanes) + 1])
+        found.lanes.append([1, 1, 1, len(found.rounds), found.instances, 0, 0, 0])
+        found.rounds.append([len(found.rows), 1, 0, 0])
+        found.rows.append(row)
+        found.terms += [[at.OWN] + [0] * (at.TERM_WORDS - 1)] * ranks
+        found.weights += [1] * ranks
+        found.instances += 1
+    return found
+
+
+def kernel_table(found: Sections) -> Table:
+    """The table of kernel phases alone."""
+    words = build(found, piece_bytes=at.LINE, scratch_bytes=0, slot_bytes=0)
+    return Table(words, len(found.rows), 0, words[at.WEIGHTS], len(found.terms), fused=True)
 
 
 @dataclass
 class _Lowering:
     schedule: Schedule
     target: Target
-    sections: Sections = field(default_factory=Sections)
+    sections: Sections
     seen_terms: int = 0
-    instances: int = 0
     slot_bytes: int = 0
 
     def table(self) -> Table:
@@ -103,9 +122,10 @@ class _Lowering:
             if len(self.sections.lanes) > first:
                 self.sections.phases.append([first, len(self.sections.lanes)])
         scratch_bytes = aligned(self.home[SCRATCH].length * t.itemsize)
-        words = build(self.sections, self.instances, self.piece, scratch_bytes, self.slot_bytes)
+        words = build(self.sections, self.piece, scratch_bytes, self.slot_bytes)
         messages = sum(row[at.KIND] == at.SEND for row in self.sections.rows)
-        return Table(words, len(self.sections.rows), messages, words[at.WEIGHTS], self.seen_terms)
+        fused = any(row[at.KIND] == at.FUSED for row in self.sections.rows[:1])
+        return Table(words, len(self.sections.rows), messages, words[at.WEIGHTS], self.seen_terms, fused)
 
     # ------------------------------------------------------------ spans to places
     def _extents(self, lane: Lane) -> dict[Span, Extent]:
@@ -147,8 +167,8 @@ class _Lowering:
         for term in made.terms[first_term:]:
             if term[at.TERM_BUFFER] == at.SLOT:
                 term[at.TERM_SLOT_STRIDE] = stride
-        made.lanes.append([len(made.rounds) - first_round, segments, slots, first_round, self.instances, number, 0, 0])
-        self.instances += slots
+        made.lanes.append([len(made.rounds) - first_round, segments, slots, first_round, made.instances, number, 0, 0])
+        made.instances += slots
         return stride * slots
 
     def _round(
@@ -264,10 +284,10 @@ class _Lowering:
         return t.link(peer) if lane < t.fifo_lanes and slots <= t.fifo_slots else at.MPI
 
 
-def build(found: Sections, instances: int, piece_bytes: int, scratch_bytes: int, slot_bytes: int) -> list[int]:
+def build(found: Sections, piece_bytes: int, scratch_bytes: int, slot_bytes: int) -> list[int]:
     """The words of a table: its header, then its sections."""
     words = [0] * at.HEADER
-    words[at.N_PHASES], words[at.INSTANCES] = len(found.phases), instances
+    words[at.N_PHASES], words[at.INSTANCES] = len(found.phases), found.instances
     widest = max((r[at.ROW_COUNT] for r in found.rounds), default=0)
     words[at.INSTANCE_WORDS] = at.INSTANCE_HEADER + widest * at.ROW_STATE_WORDS
     words[at.MOST_TERMS] = max((row[at.TERM_COUNT] for row in found.rows), default=0)

@@ -19,9 +19,10 @@ from collectives.extents import Bound, chunk_offsets
 from collectives.native import layout as st
 from collectives.native.library import kernel, library
 from collectives.native.program import Program
-from collectives.plan import Table, Target, fuse, lower
+from collectives.plan import Sections, Table, Target, kernel_phase, kernel_table, lower
 from collectives.properties import output_may_be_input, smallest_part
 from collectives.schedule import DATA, INPUT, OUTPUT, WHOLE, Schedule, Span
+from collectives.symmetric import Region
 from collectives.verify import Fault, verify
 
 MOST_PROGRAMS = 512  # kept by a communicator; the one used longest ago goes first
@@ -55,7 +56,7 @@ class Plans:
     def __init__(self, channel: Channel, timeout: float):
         self.channel, self.timeout = channel, timeout
         self.topology, self.rank = channel.topology, channel.comm.rank
-        self._programs: OrderedDict[Call, Program] = OrderedDict()
+        self._programs: OrderedDict[tuple[Call, int], Program] = OrderedDict()
         self._schedules: dict[tuple[Any, ...], Schedule] = {}
         self._weights: dict[tuple[Any, ...], list[int]] = {}
         self.forgotten = 0  # programs let go, so that whoever keeps one by another key can tell
@@ -70,16 +71,20 @@ class Plans:
             raise UnsupportedError(refusal)
         return Call(collective, dtype, count, op, root, algorithm, tuple(sorted(full.items())))
 
-    def program(self, call: Call) -> Program:
-        """The call's program, made at its first use. Its making may be collective, as its use is."""
-        program = self._programs.get(call)
+    def program(self, call: Call, region: Region | None = None) -> Program:
+        """The call's program, made at its first use; in a region, one that tries a single pass over it first.
+
+        Its making may be collective, as its use is.
+        """
+        key = call, region.number if region else 0
+        program = self._programs.get(key)
         if program is None:
-            program = self._programs[call] = self._make(call)
+            program = self._programs[key] = self._make(call, region)
             if len(self._programs) > MOST_PROGRAMS:
                 self._programs.popitem(last=False)
                 self.forgotten += 1
         else:
-            self._programs.move_to_end(call)
+            self._programs.move_to_end(key)
         return program
 
     def in_place(self, call: Call) -> bool:
@@ -87,15 +92,18 @@ class Plans:
         return output_may_be_input(self._schedule(call))
 
     # ------------------------------------------------------------ making one
-    def _make(self, call: Call) -> Program:
+    def _make(self, call: Call, region: Region | None) -> Program:
         schedule = self._schedule(call)
         weights = self._weights_of(call, schedule) if call.op == "avg" else None
         itemsize = ITEMSIZE[call.dtype]
-        fused = self._fused(call, itemsize)
+        before, whole = self._kernel_phases(call, itemsize, region)
         parts = self.topology.ranks if call.collective in CHUNKED else 1
         bound = Bound(chunk_offsets(call.count, parts), max(1, at.LINE // itemsize))
         params = dict(call.params)
-        table = fused or self._lower(call, schedule, itemsize, bound, params.get("segment_bytes"), weights)
+        if whole:
+            table = kernel_table(before)
+        else:
+            table = self._lower(call, schedule, itemsize, bound, params.get("segment_bytes"), weights, before)
         mark = diagnosis.fingerprint(
             call.collective, call.dtype, call.op, call.root, call.count, call.algorithm, params
         )
@@ -106,24 +114,28 @@ class Plans:
             kernel=kernel("uint8", "or") if by_bytes else kernel(call.dtype, call.op),
             itemsize=1 if by_bytes else itemsize,
             fingerprint=mark,
-            copy_bytes=call.count * itemsize if call.collective == "allreduce" and not fused else 0,
+            copy_bytes=call.count * itemsize if call.collective == "allreduce" and not whole else 0,
+            region=region.words_at if region else 0,
             timeout=self.timeout,
         )
 
-    def _fused(self, call: Call, itemsize: int) -> Table | None:
-        """The table of the node kernel that does what the schedule does, if there is one that serves here."""
+    def _kernel_phases(self, call: Call, itemsize: int, region: Region | None) -> tuple[Sections, bool]:
+        """Phases of node kernels that serve the call, and whether the last of them does all of it by itself."""
         params, endpoint, ranks = dict(call.params), self.channel.endpoint, self.topology.ranks
-        kernel = KERNELS.get(call.algorithm) if call.collective == "allreduce" else None
-        piece, n_bytes = params.get("kernel_bytes", at.LINE), call.count * itemsize
-        if kernel is None or params["segment_bytes"] or not endpoint.kernels or ranks == 1:
-            return None
-        if len(self.topology.nodes) > 1 or (kernel == at.ONE_SHOT and n_bytes > st.HALF_BYTES):
-            return None
+        found, n_bytes = Sections(), call.count * itemsize
+        if call.collective != "allreduce" or not endpoint.kernels or ranks == 1 or len(self.topology.nodes) > 1:
+            return found, False
+        if region is not None:
+            kernel_phase(at.ONE_PASS, n_bytes, ranks, at.LINE, found)
+        kernel = KERNELS.get(call.algorithm)
+        if kernel is None or params["segment_bytes"] or (kernel == at.ONE_SHOT and n_bytes > st.HALF_BYTES):
+            return found, False
         if kernel == at.SINGLE_COPY and not endpoint.reads_peers:
             kernel = at.TWO_SHOT
         rows = ranks if kernel == at.SINGLE_COPY else st.RING * (ranks + 1)
         largest = st.HALF_BYTES // rows // at.LINE * at.LINE
-        return fuse(kernel, n_bytes, ranks, max(at.LINE, min(piece // at.LINE * at.LINE, largest)))
+        piece = params.get("kernel_bytes", at.LINE) // at.LINE * at.LINE
+        return kernel_phase(kernel, n_bytes, ranks, max(at.LINE, min(piece, largest)), found), True
 
     def barrier(self) -> Program:
         """One byte that everyone must have sent before anyone goes on: an allreduce, named for what it is."""
@@ -146,6 +158,7 @@ class Plans:
         bound: Bound,
         segment_bytes: int | None,
         weights: Sequence[int] | None,
+        before: Sections | None = None,
     ) -> Table:
         endpoint, node = self.channel.endpoint, self.channel.ranks_of_node
         places = {rank: i for i, rank in enumerate(node)}
@@ -163,6 +176,7 @@ class Plans:
                 segment_bytes=segment_bytes,
                 weights=weights,
             ),
+            before,
         )
 
     def _schedule(self, call: Call) -> Schedule:

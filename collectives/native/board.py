@@ -13,6 +13,7 @@ from collectives.native.layout import (
     BOARD_STATUS,
     COMM,
     COMPARED_AT,
+    COMPARED_WORDS,
     ENTRY_WORDS,
     FINGERPRINT_0,
     FINGERPRINT_WORDS,
@@ -75,7 +76,7 @@ def publish(state: int) -> int:
 def differs(mine: int, other: int) -> int:
     """Whether two entries are of different calls."""
     M, O = words(mine), words(other)  # noqa: E741
-    for k in range(1, 1 + FINGERPRINT_WORDS):
+    for k in range(1, 1 + COMPARED_WORDS):
         if M[k] != O[k]:
             return 1
     return 0

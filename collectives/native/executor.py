@@ -26,6 +26,7 @@ from collectives.native.layout import (
     ERROR_ROUND,
     ERROR_SEGMENT,
     ERROR_STEP,
+    FINGERPRINT_3,
     FINISHED,
     GATED,
     IDLE,
@@ -37,6 +38,7 @@ from collectives.native.layout import (
     MISMATCH,
     NODE_RANK,
     NODE_SIZE,
+    OFFSET_BITS,
     OUTPUT_AT,
     PENDING,
     PHASE,
@@ -44,6 +46,9 @@ from collectives.native.layout import (
     POSTED,
     R_KIND,
     R_LINK,
+    REGION,
+    REGION_BASES,
+    REGION_NUMBER,
     ROUND,
     ROW,
     ROWS_AT,
@@ -285,6 +290,10 @@ def start(state: int, source: int, target: int) -> None:
     S[DATA_AT], S[INPUT_AT], S[OUTPUT_AT] = target, source, target
     S[SCRATCH_AT], S[SLOT_AT] = C[ARENA], C[ARENA] + words(S[TABLE])[at.SCRATCH_BYTES]
     S[LANES_LEFT] = 0
+    if S[REGION]:
+        region = words(S[REGION])
+        offset = target - region[REGION_BASES + C[NODE_RANK]]
+        S[FINGERPRINT_3] = region[REGION_NUMBER] << OFFSET_BITS | offset
     if source != target and S[COPY_BYTES]:
         copy(target, source, S[COPY_BYTES])
     if words(S[TABLE])[at.N_PHASES]:

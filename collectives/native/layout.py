@@ -13,9 +13,10 @@ TIMEOUT, MPI_FAILED, MISMATCH, PEER_LOST, INTERRUPTED, ABORTED, STOPPED = range(
  TABLE, COMM, INSTANCES_AT, OPERANDS_AT, DEADLINE, TIMEOUT_NS, SELF, SEQ,
  DATA_AT, INPUT_AT, OUTPUT_AT, SCRATCH_AT, SLOT_AT, COPY_BYTES, LOCAL, LOCAL_BYTES,
  FINGERPRINT_0, FINGERPRINT_1, FINGERPRINT_2, FINGERPRINT_3, ERROR_CODE, ERROR_DETAIL, ERROR_LANE, ERROR_ROUND,
- ERROR_STEP, ERROR_PEER, ERROR_SEGMENT, ERROR_KIND, FLAG, CALLS, GATED, REMOTE, REMOTE_BYTES) = range(41)  # fmt: skip
+ ERROR_STEP, ERROR_PEER, ERROR_SEGMENT, ERROR_KIND, FLAG, CALLS, GATED, REMOTE, REMOTE_BYTES, REGION) = range(42)  # fmt: skip
 STATE_HEADER = 48
 FINGERPRINT_WORDS = 4
+COMPARED_WORDS = 3  # the last one says where the memory lies, in which ranks may differ
 
 # --- a slot of a lane, then the state of each row of a round ---
 SEGMENT, ROUND, POSTED, ROWS_NOW, ROWS_AT = range(5)
@@ -44,9 +45,14 @@ ENTRY_WORDS = 8
 BOARD_BYTES = 64 * (1 + HISTORY)  # of one rank
 
 # --- node kernels: of each rank, lines of counters that only grow, then two halves of staging, used in turn ---
-GIVEN, FOLDED, TAKEN, ADDRESSES = range(4)  # lines: pieces that others may fold, may take, have taken; where data lie
-KERNEL_LINES = 4
+# Lines: pieces that others may fold, may take, have taken; where data lie; the last call done in symmetric memory.
+GIVEN, FOLDED, TAKEN, ADDRESSES, PASSED = range(5)
+KERNEL_LINES = 5
 HALF_BYTES = 1 << 20
 KERNEL_BYTES = 64 * KERNEL_LINES + 2 * HALF_BYTES  # of one rank
 LAG = 2  # pieces between giving, folding and taking
 RING = 2 * LAG + 2  # pieces of staging, so that none is written over before everyone has read it
+
+# --- a region of symmetric memory: its number, then where each rank of the node finds each other's part ---
+REGION_NUMBER, REGION_BASES = range(2)
+OFFSET_BITS = 44  # of the word that says where memory lies: region number, then offset in it

@@ -25,9 +25,9 @@ def _entry(function: Any) -> Callable[..., Any]:
 @cache
 def library() -> Library:
     with compiling("executor"):
-        from collectives.native import executor, fused, weights
+        from collectives.native import executor, fused, one_pass, weights
     run, start, advance = map(_entry, (executor.run, executor.start, executor.advance))
-    kernels = (fused.one_shot, fused.two_shot, fused.single_copy)
+    kernels = (fused.one_shot, fused.two_shot, fused.single_copy, one_pass.one_pass)
     fused_at = tuple(int(each.address or 0) for each in kernels)
     return Library(run, start, advance, int(weights.note_weights.address or 0), fused_at)
 

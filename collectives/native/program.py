@@ -25,6 +25,7 @@ class Program:
         itemsize: int,
         fingerprint: Sequence[int],
         copy_bytes: int = 0,
+        region: int = 0,
         timeout: float,
     ):
         self.endpoint, self.table = endpoint, table
@@ -34,8 +35,10 @@ class Program:
         operands = (operands + 7) // 8 * 8
         n_words = operands + words[at.MOST_TERMS]
         if table.fused:
-            row = words[at.ROWS] + at.FUNCTION
-            words = [*words[:row], library().fused[words[row]], *words[row + 1 :]]
+            words = list(words)
+            for row in range(words[at.ROWS], words[at.ROWS] + table.n_rows * at.ROW_WORDS, at.ROW_WORDS):
+                if words[row + at.KIND] == at.FUSED:
+                    words[row + at.FUNCTION] = library().fused[words[row + at.FUNCTION]]
         self.memory = Memory(table_bytes + 8 * n_words)
         ctypes.memmove(self.memory.address, (ctypes.c_int64 * len(words))(*words), 8 * len(words))
         self.address = self.memory.address + table_bytes
@@ -44,7 +47,7 @@ class Program:
         state[st.INSTANCES_AT], state[st.OPERANDS_AT] = st.STATE_HEADER, operands
         state[st.PIECE], state[st.GRAIN] = words[at.PIECE_BYTES], GRAIN_BYTES // itemsize * itemsize
         state[st.KERNEL], state[st.ITEMSIZE] = kernel, itemsize
-        state[st.COPY_BYTES] = copy_bytes
+        state[st.COPY_BYTES], state[st.REGION] = copy_bytes, region
         for i, word in enumerate(fingerprint):
             state[st.FINGERPRINT_0 + i] = word
         self.timeout = timeout
