@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -130,17 +131,25 @@ def shared_memory() -> Check:
 
 
 def orphans() -> list[Path]:
-    """Our files in shared memory that no living process of ours holds."""
+    """Our files in shared memory that no living process holds."""
     files = {path for path in SHARED.glob("treering-*") if path.is_file() and path.stat().st_uid == os.getuid()}
     for process in Path("/proc").iterdir():
         if process.name.isdigit() and files:
-            try:
-                maps = (process / "maps").read_text()
-                open_files = {os.readlink(fd) for fd in (process / "fd").iterdir()}
-            except OSError:  # ended meanwhile, or another user's
-                continue
-            files -= {path for path in files if str(path) in maps or str(path) in open_files}
+            held = open_in(process)
+            files -= {path for path in files if str(path) in held}
     return sorted(files)
+
+
+def open_in(process: Path) -> set[str]:
+    """Files that a process has open or mapped, as far as we may look."""
+    names: set[str] = set()
+    with suppress(OSError):  # it ended meanwhile, or is another user's
+        names |= {line.split(maxsplit=5)[-1] for line in (process / "maps").read_text().splitlines()}
+    with suppress(OSError):
+        for descriptor in os.listdir(process / "fd"):
+            with suppress(OSError):  # closed meanwhile, as the one that lists them
+                names.add(os.readlink(process / "fd" / descriptor))
+    return names
 
 
 def left_behind() -> Check:

@@ -6,8 +6,8 @@ Rank 0 alone runs this; `measure.Session` carries its decisions to the others. F
              is told is their median ratio, which a drifting machine does not move.
     race     the best ones, the default and the MPI library's own collective run interleaved until the best is known
              well enough or the time is up; whoever is worse beyond the noise drops out.
-    decide   the default stays unless another is faster by a rank test corrected for the number of candidates; among
-             those that cannot be told apart, the simplest wins.
+    decide   the default stays unless another is faster by a rank test corrected for the number of candidates; of those
+             that cannot be told apart, one that serves the neighbouring sizes too, then the simplest.
 """
 
 import math
@@ -35,11 +35,13 @@ RACE_BLOCKS = (6, 40)  # of one round of a race
 MOST_BLOCKS = 400  # of a whole race
 ENOUGH_BLOCKS = 40  # of a race in which nobody rivals the default any more
 RACERS = 5  # beside the default and the baseline
+GUESTS = 2  # from the size below
 NEAR = 1.3  # times the best screened: may still win a race
 HOPELESS = 4.0  # times the default: not worth more than a look
 WIDTH = 0.01  # a median known this well (half its interval, relative) is known well enough
 SIGNIFICANT = 0.01  # chance that a candidate which is not faster than the default replaces it
 TIE = 0.02  # nearer than this to the best is as good; a gain of less than this is none
+LOOSE_TIE = 0.05  # nearer than this, and within the noise, is as good too
 
 
 @dataclass
@@ -53,10 +55,15 @@ class Measured:
     race: dict[Candidate, list[float]] = field(default_factory=dict)
     faults: dict[Candidate, str] = field(default_factory=dict)
     winner: Candidate | None = None
-    why: str = ""
 
     def ranked(self) -> list[Candidate]:
         return sorted(self.ratios, key=self.ratios.__getitem__)
+
+    def leading(self) -> list[Candidate]:
+        """Who raced, the fastest first, without the baseline."""
+        if self.default not in self.race:
+            return []
+        return sorted(self.race.keys() - {BASELINE}, key=lambda each: self.beside(each, self.default))
 
     def interval(self, candidate: Candidate) -> Interval | None:
         return median_interval(self.race[candidate]) if self.race.get(candidate) else None
@@ -173,15 +180,12 @@ class Search:
         ended = None
         try:
             self._screen(sizes, studies)
-            self._race(sizes)
+            self._race(sizes, studies)
         except Interrupted:
             ended = "interrupted"
         except (Stopped, CollectiveError) as error:
             ended = str(error)
-        previous: Candidate | None = None
-        for size in sizes:
-            decide(size, previous, self.allow_native)
-            previous = size.winner
+        decide(sizes, self.allow_native)
         return ended
 
     # ------------------------------------------------------------ screening
@@ -234,18 +238,22 @@ class Search:
         return {each: ratio for each, ratio in ratios.items() if each in batch}, found.block_seconds
 
     # ------------------------------------------------------------ racing
-    def _race(self, sizes: Sequence[Measured]) -> None:
-        for place, size in enumerate(sizes):
+    def _race(self, sizes: Sequence[Measured], studies: Sequence[Study]) -> None:
+        leading: list[Candidate] = []
+        for place, (size, study) in enumerate(zip(sizes, studies, strict=True)):
             if self.clock.left < -OVERTIME * self.clock.seconds:
                 return
-            self._race_size(size, Clock(max(0.0, self.clock.left / (len(sizes) - place))))
+            guests = [each for each in leading if each in study.possible]
+            self._race_size(size, guests, Clock(max(0.0, self.clock.left / (len(sizes) - place))))
+            leading = size.leading()[:GUESTS]
             self._report(f"racing {units.size(size.nbytes)}")
 
-    def _race_size(self, size: Measured, share: Clock) -> None:
+    def _race_size(self, size: Measured, guests: Sequence[Candidate], share: Clock) -> None:
+        """`guests`: those that led at the size below, who may lead here too."""
         ranked = size.ranked()
         close = [each for each in ranked if size.ratios[each] <= NEAR * size.ratios[ranked[0]]][:RACERS]
         kept = [size.default, *([BASELINE] if size.baseline else [])]
-        racing = [*kept, *(each for each in close if each not in kept)]
+        racing = list(dict.fromkeys([*kept, *close, *guests]))
         blocks, done = RACE_BLOCKS[0], 0
         while racing and done < MOST_BLOCKS:
             outcome = self._measure(size, racing, blocks, "race")
@@ -303,16 +311,32 @@ def within(value: int, bounds: tuple[int, int]) -> int:
     return max(bounds[0], min(value, bounds[1]))
 
 
-def decide(size: Measured, previous: Candidate | None, allow_native: bool) -> None:
-    """Sets the winner at one size, and why. `previous`: the winner at the size below, which wins ties for one rule."""
-    default = size.default
-    reference = size.race.get(default)
+def decide(sizes: Sequence[Measured], allow_native: bool) -> None:
+    """Sets each size's winner: of those that may serve, one that serves as many neighbours as can be: few rules."""
+    start, common = 0, dict[Candidate, float]()
+    for place, size in enumerate([*sizes, None]):
+        serving = eligible(size, allow_native) if size else {}
+        both = {each: max(common[each], serving[each]) for each in common if each in serving}
+        if both or not place:
+            common = both or serving
+            continue
+        winner = min(common, key=lambda each: (len(each.items), common[each]))
+        for served in sizes[start:place]:
+            served.winner = winner
+        start, common = place, serving
+
+
+def eligible(size: Measured, allow_native: bool) -> dict[Candidate, float]:
+    """Who may serve a size: its time over that of the best, among the best and those that cannot be told from it.
+
+    The default alone, unless another is faster by TIE at least, and beyond the noise.
+    """
+    reference = size.race.get(size.default)
     if not reference:
-        size.winner, size.why = default, "not measured: the default"
-        return
+        return {size.default: 1.0}
     rivals = [
         each for each, us in size.race.items()
-        if each != default and len(us) == len(reference) and (allow_native or each != BASELINE)
+        if each != size.default and len(us) == len(reference) and (allow_native or each != BASELINE)
     ]  # fmt: skip
     ratios = {each: ratio_interval(size.race[each], reference) for each in rivals}
     corrected = holm([signed_rank(size.race[each], reference) for each in rivals])
@@ -321,9 +345,10 @@ def decide(size: Measured, previous: Candidate | None, allow_native: bool) -> No
         if p < SIGNIFICANT and ratios[each].high < 1 and ratios[each].median < 1 - TIE
     ]  # fmt: skip
     if not better:
-        size.winner, size.why = default, "no other is faster beyond the noise"
-        return
+        return {size.default: 1.0}
     best = min(better, key=lambda each: ratios[each].median)
-    ties = [each for each in better if ratios[each].median <= ratios[best].median * (1 + TIE)]
-    size.winner = min(ties, key=lambda each: (each != previous, len(each.items), ratios[each].median))
-    size.why = f"{1 / ratios[size.winner].median:.2f} times as fast as the default {default}"
+    behind = {each: ratio_interval(size.race[each], size.race[best]) for each in better}
+    return {
+        each: over.median for each, over in behind.items()
+        if over.median <= 1 + TIE or (over.median <= 1 + LOOSE_TIE and over.low <= 1)
+    }  # fmt: skip

@@ -54,8 +54,8 @@ class Endpoint:
         w[st.PIDS_AT] = st.COMM_HEADER + fifo_words + node.size
         w[st.NODE_SIZE], w[st.NODE_RANK] = 1, 0
         w[st.FIFOS_AT], w[st.FIFO_LANES], w[st.FIFO_SLOTS] = st.COMM_HEADER, self.lanes, self.slots
-        self.arena = Memory(1 << 16)
-        w[st.ARENA] = self.arena.address
+        self.arenas = [Memory(1 << 16)]
+        w[st.ARENA] = self.arenas[-1].address
         self.window: SharedWindow | None = None
         self.pids, self.reads_peers = exchange_pids(node), False
         for i, pid in enumerate(self.pids):
@@ -105,10 +105,13 @@ class Endpoint:
         return self.window is not None
 
     def reserve(self, n_bytes: int) -> None:
-        """Room for the scratch and slots of a plan; plans of a communicator run one at a time, and share it."""
-        if n_bytes > self.arena.n_bytes:
-            self.arena = Memory(n_bytes)
-            self.words[st.ARENA] = self.arena.address
+        """Room for the scratch and slots of a plan; plans of a communicator run one at a time, and share it.
+
+        Earlier, smaller rooms stay: the plan that runs now was started in one of them.
+        """
+        if n_bytes > self.arenas[-1].n_bytes:
+            self.arenas.append(Memory(max(n_bytes, 2 * self.arenas[-1].n_bytes)))
+            self.words[st.ARENA] = self.arenas[-1].address
 
     def news(self, rank: int) -> "ctypes.Array[ctypes.c_int64]":
         """A node rank's line of news on the board."""

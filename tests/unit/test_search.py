@@ -103,14 +103,16 @@ def test_ties_go_to_the_neighbours_winner_then_to_the_simpler():
             made.race[candidate(each) if each != "cut" else RING] = [us * gain for us in reference]
         return made
 
-    def winner(made, previous=None, native=False):
-        decide(made, previous, native)
+    def winner(made, native=False):
+        decide([made], native)
         return made.winner
 
     assert winner(size(ring=0.99)) == DEFAULT  # too little to count
     assert winner(size(ring=0.9)) == Candidate("ring")
     assert winner(size(ring=0.9, cut=0.899)) == Candidate("ring")
-    assert winner(size(ring=0.9, cut=0.899), previous=RING) == RING
+    run = [size(ring=0.8, cut=0.79), size(cut=0.8, two_shot=0.81), size(cut=0.7), size(two_shot=0.7), size()]
+    decide(run, allow_native=False)
+    assert [each.winner for each in run] == [RING, RING, RING, Candidate("two_shot"), DEFAULT]
     assert winner(size(ring=0.9, cut=0.8)) == RING
     assert winner(size(ring=0.9, native=0.5)) == Candidate("ring")
     assert winner(size(ring=0.9, native=0.5), native=True) == BASELINE
@@ -198,7 +200,7 @@ def test_borders_lie_between_the_sizes():
 
 def test_a_new_table_keeps_an_earlier_ones_other_rules():
     size = Measured(8, DEFAULT, baseline=False)
-    decide(size, None, allow_native=False)
+    decide([size], allow_native=False)
     floats = rules_of("allreduce", "float32", "sum", [size])
     moved = rules_of("broadcast", "float64", "max", [size])
     assert moved[0].key == ("broadcast", "any", "any")
