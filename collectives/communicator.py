@@ -234,7 +234,7 @@ class Communicator:
 
         A torch tensor, or without torch a memoryview; not initialised. Collective, with the same size on all ranks.
         Dropping it is local; its memory is used again when all ranks have. Where ranks pass memory that does not
-        correspond, all of them go the ordinary way. TypeError, MismatchError, or UnsupportedError where there is no room.
+        correspond, all of them go the ordinary way. TypeError, MismatchError; UnsupportedError where there is no room.
         """
         self._check_open()
         return self._regions.empty(shape, dtype)

@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import collectives
 from collectives.errors import UnsupportedError
+from integrations.zero_copy import SharedBuckets, Wanted
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -32,16 +33,19 @@ if TYPE_CHECKING:
 __all__ = ["BucketReport", "DDPHookState", "allreduce_hook", "register"]
 
 Overlap = Literal["auto", "thread", "inline"]
-ZeroCopy = Literal["auto", True, False]
 
 
 class BucketReport(TypedDict):
-    """What one bucket did: `bytes` of one call, `seconds` over all `calls`, waiting for slower ranks included."""
+    """What one bucket did: `bytes` of one call, `seconds` over all `calls`, waiting for slower ranks included.
+
+    `storage` is that of the last call, "symmetric" or "ordinary".
+    """
 
     bucket: int
     bytes: int
     dtype: str
     algorithm: str
+    storage: str
     calls: int
     seconds: float
 
@@ -57,8 +61,9 @@ class DDPHookState:
     all ranks when its first bucket comes, whatever their number is then.
 
     `table` is a tuning table, or the path of one. `overlap`: "inline" communicates inside the hook; "auto" chooses,
-    at present always "inline". `zero_copy`: False and "auto" leave buckets where PyTorch allocated them.
-    UnsupportedError names what is not to be had: `overlap="thread"`, `zero_copy=True`, `compression`.
+    at present always "inline". `zero_copy`: True and "auto" move buckets into memory that the ranks of a node share,
+    where an average is one pass; "auto" leaves them where that cannot be, False always. UnsupportedError names what is
+    not to be had: `overlap="thread"`, `zero_copy=True` on several nodes, `compression`.
     """
 
     def __init__(
@@ -67,12 +72,13 @@ class DDPHookState:
         *,
         table: "str | os.PathLike[str] | Table | None" = None,
         overlap: Overlap = "auto",
-        zero_copy: ZeroCopy = "auto",
+        zero_copy: Wanted = "auto",
         compression: str | None = None,
     ):
         _check_keywords(overlap, zero_copy, compression)
         self.table, self.overlap, self.zero_copy, self.compression = table, overlap, zero_copy, compression
         self._comm: collectives.Communicator | None = _own(comm, table)
+        self._buckets: SharedBuckets | None = None
         self._reports: dict[tuple[int, int, torch.dtype], BucketReport] = {}
 
     @property
@@ -87,7 +93,7 @@ class DDPHookState:
 
         TypeError for sparse tensors, UnsupportedError for other devices, CollectiveError where communication failed.
         """
-        comm = self.comm
+        comm, buckets = self.comm, self._shared_buckets()
         key = (index, bucket.nbytes if bucket.layout is torch.strided else 0, bucket.dtype)
         report = self._reports.get(key)
         try:
@@ -97,6 +103,7 @@ class DDPHookState:
             if comm.size > 2:
                 bucket.mul_(1 / comm.size)
             numbers = torch.view_as_real(bucket) if bucket.is_complex() else bucket
+            buckets.see(numbers, index)
             comm.allreduce(numbers, op="sum" if comm.size > 2 else "avg")
             seconds = time.perf_counter() - start
         except Exception as error:
@@ -106,8 +113,14 @@ class DDPHookState:
         if report is None:
             report = self._reports[key] = _report(index, bucket, collectives.last_choice(comm))
         report["calls"] += 1
+        report["storage"] = "symmetric" if buckets.symmetric(numbers, index) else "ordinary"
         report["seconds"] += seconds
         return bucket
+
+    def _shared_buckets(self) -> SharedBuckets:
+        if self._buckets is None:
+            self._buckets = SharedBuckets(self.comm, self.zero_copy)
+        return self._buckets
 
     def report(self) -> list[BucketReport]:
         """What each bucket did so far, by index. DDP rebuilds its buckets after the first step: those are rows too."""
@@ -122,7 +135,7 @@ class DDPHookState:
         return {name: getattr(self, name) for name in ("table", "overlap", "zero_copy", "compression")}
 
     def __setstate__(self, settings: Mapping[str, Any]) -> None:
-        vars(self).update(settings, _comm=None, _reports={})
+        vars(self).update(settings, _comm=None, _buckets=None, _reports={})
 
 
 def allreduce_hook(
@@ -185,8 +198,6 @@ def _check_keywords(overlap: object, zero_copy: object, compression: object) -> 
         raise ValueError(f'zero_copy is "auto", True or False, not {zero_copy!r}')
     if overlap == "thread":
         raise UnsupportedError('overlap="thread" is not supported yet; overlap="inline" communicates inside the hook')
-    if zero_copy and zero_copy != "auto":
-        raise UnsupportedError('zero_copy=True is not supported yet; zero_copy="auto" works with ordinary buckets')
     if compression is not None:
         raise UnsupportedError(
             f"compression={compression!r} is not supported; PyTorch's own wrapper serves: "
@@ -223,4 +234,6 @@ def _own(
 def _report(index: int, bucket: torch.Tensor, choice: "Choice | None") -> BucketReport:
     algorithm = choice.algorithm if choice else ""
     dtype = str(bucket.dtype).removeprefix("torch.")
-    return BucketReport(bucket=index, bytes=bucket.nbytes, dtype=dtype, algorithm=algorithm, calls=0, seconds=0.0)
+    return BucketReport(
+        bucket=index, bytes=bucket.nbytes, dtype=dtype, algorithm=algorithm, storage="", calls=0, seconds=0.0
+    )
