@@ -69,7 +69,7 @@ def measure(name: str, steps: int, table: str | None, comm: collectives.Communic
             comm.barrier()
             start = time.perf_counter()
             loss: torch.Tensor = contenders[contender](batch).square().mean()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             if step >= WARM_UP:
                 seconds[contender].append(time.perf_counter() - start)
     drift = max(

@@ -57,7 +57,7 @@ class Channel:
                 self.fail_head(st.PEER_LOST, dead)
         if self.hosts is not None and now - work.began > HOSTS_SECONDS and self.pending:
             head = self.pending[0].program
-            if self.hosts.disagree(list(head.state[st.SEQ : st.FINGERPRINT_3 + 1]), self.status):
+            if self.hosts.disagree(head.published, self.status):
                 self.fail_head(st.MISMATCH)
             elif self.hosts.stopped is not None:
                 self.fail_head(st.STOPPED)
@@ -104,8 +104,7 @@ class Channel:
             self.broken = error
         if self.hosts is not None:
             head = self.pending[0].program if self.pending else None
-            words = list(head.state[st.SEQ : st.FINGERPRINT_3 + 1]) if head else [0] * 5
-            self.hosts.tell(words, code)
+            self.hosts.tell(head.published if head else [0] * 5, code)
 
     def broken_now(self) -> CommunicatorBroken:
         error = CommunicatorBroken(f"this communicator failed before, and runs nothing more: {self.broken}")

@@ -207,7 +207,7 @@ class Plans:
     def _dry_run(self, call: Call, schedule: Schedule) -> list[int]:
         ranks = self.topology.ranks
         parts = max(2 * int(1 / smallest_part(schedule)) + 2, ranks)  # so that no message is empty
-        count = -(-parts // ranks) * ranks
+        count = self._largest(-(-parts // ranks) * ranks)
         bound = Bound(chunk_offsets(count, ranks if call.collective in CHUNKED else 1))
         program = Program(
             self.channel.endpoint,
@@ -220,6 +220,13 @@ class Plans:
         source, target = (ctypes.c_int64 * count)(*[1] * count), (ctypes.c_int64 * count)(*[1] * count)
         ENGINE.call(self.channel, program, ctypes.addressof(source), ctypes.addressof(target), (source, target))
         return program.weights
+
+    def _largest(self, value: int) -> int:
+        """The largest of all ranks' values. Collective."""
+        box = ctypes.c_int64(value)
+        program = self.program(self.call("allreduce", "int64", 1, "max", 0, "recursive_doubling", {}))
+        ENGINE.call(self.channel, program, ctypes.addressof(box), ctypes.addressof(box), box)
+        return box.value
 
 
 def prove(

@@ -51,6 +51,9 @@ def main() -> None:
     (ROOT / folder).mkdir(parents=True, exist_ok=True)
     table, plot, training = (str(folder / name) for name in ("table.json", "crossover.png", "training.json"))
     start = time.monotonic()
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load > 0.5 * cores:
+        print(f"\nThis machine is busy (load {load:.1f} on {cores} cores): the times below will not be typical of it.")
 
     heading(
         1,

@@ -68,7 +68,7 @@ def trainer(model: nn.Module) -> Callable[[Batch], None]:
         images, labels = batch
         optimizer.zero_grad()
         loss: torch.Tensor = nn.functional.cross_entropy(model(images), labels)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
 
     return step

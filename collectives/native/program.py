@@ -71,6 +71,12 @@ class Program:
         return bool(self.state[st.STATUS] == st.RUNNING)
 
     @property
+    def published(self) -> list[int]:
+        """What ranks compare: the call's number, then its fingerprint."""
+        state = self.state
+        return [state[st.SEQ], *state[st.FINGERPRINT_0 : st.FINGERPRINT_0 + st.FINGERPRINT_WORDS]]
+
+    @property
     def weights(self) -> list[int]:
         """What a dry run has left there."""
         begin = self.table.weights_at
