@@ -29,7 +29,7 @@ def main() -> None:
     for _ in range(100):
         optimizer.zero_grad()
         loss = torch.nn.functional.mse_loss(model(inputs), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         losses.append(loss.item())
 
