@@ -1,5 +1,6 @@
 """From the words of a failed call to an error that says what, where and the mend."""
 
+import os
 import time
 from array import array
 from functools import cache
@@ -172,10 +173,17 @@ def waiting_ranks(channel: "Channel") -> str:
 class Hosts:
     """What the first ranks of other nodes are calling: asked only when a call waits long, by messages of its own."""
 
-    WORDS = 7  # rank, status, then sequence number and fingerprint
+    WORDS = 8  # mark, rank, status, then sequence number and fingerprint
 
     def __init__(self, control: Any, rank: int, leaders: tuple[int, ...]):
+        """Collective over the mpi4py communicator `control`."""
+        from mpi4py import MPI
+
         self.control, self.rank, self.leaders = control, rank, leaders
+        # MPI libraries use a freed communicator's channel again, and what nobody has read may still be in it.
+        mark = array("q", [int.from_bytes(os.urandom(7), "little")])
+        control.Bcast([mark, MPI.INT64_T], root=0)
+        self.mark = mark[0]
         self.other: tuple[int, list[int]] | None = None  # who called something else, and what
         self.stopped: tuple[int, int] | None = None  # who has given up, and why
         self._told: list[int] = []
@@ -185,10 +193,11 @@ class Hosts:
         """Send what this node calls to the first rank of each other one, once."""
         from mpi4py import MPI
 
-        note = [self.rank, status, *words]
+        note = [self.mark, self.rank, status, *words]
         if self.rank not in self.leaders or note == self._told:
             return
         self._told = note
+        self._requests = [(request, message) for request, message in self._requests if not request.Test()]
         for peer in self.leaders:
             if peer != self.rank:
                 message = array("q", note)
@@ -202,8 +211,9 @@ class Hosts:
         while self.rank in self.leaders and self.control.Iprobe():
             message = array("q", [0] * self.WORDS)
             self.control.Recv([message, MPI.INT64_T])
-            if message[2] == words[0] and list(message[3:]) != words[1:]:
-                self.other = message[0], list(message[3:])
-            elif message[1]:
-                self.stopped = message[0], message[1]
+            mark, rank, status, *theirs = message
+            if mark == self.mark and theirs[0] == words[0] and theirs != words:
+                self.other = rank, theirs[1:]
+            elif mark == self.mark and status:
+                self.stopped = rank, status
         return self.other is not None
