@@ -1,6 +1,7 @@
-"""Measure every collective, dtype and operation on sizes that do not divide; rank 0 prints what was wrong."""
+"""Measure every algorithm of every collective on sizes that do not divide; rank 0 prints what was wrong."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from mpi4py import MPI
@@ -8,32 +9,28 @@ from mpi4py import MPI
 import collectives
 from collectives.algorithms import names
 from collectives.contract import COLLECTIVES
-from collectives.dtypes import BITWISE, DTYPES, FLOATS, ITEMSIZE, OPS
+from collectives.dtypes import ITEMSIZE
 from tuner.contenders import native_lacks
 from tuner.measure import Job, Session
 
-MOVES = ("broadcast", "allgather")
+CALLS = [
+    *((collective, dtype, "sum") for collective in COLLECTIVES for dtype in ("float32", "bfloat16", "int8")),
+    *(("allreduce", "float32", op) for op in ("prod", "avg", "min", "max")),
+    *(("allreduce", "uint16", op) for op in ("and", "or", "xor")),
+    *(("reduce_scatter", "float64", "avg"), ("reduce", "float16", "avg")),
+]
 
 
-def jobs():
-    for collective in COLLECTIVES:
-        for dtype in DTYPES:
-            for op in ("sum",) if collective in MOVES else OPS:
-                if (op in BITWISE and dtype in FLOATS) or (op == "avg" and dtype not in FLOATS):
-                    continue
-                candidates: list[tuple[str, dict[str, Any]]] = [
-                    (name, {}) for name in names(collective) if name != "hierarchical"
-                ]
-                native: list[tuple[str, dict[str, Any]]] = (
-                    [] if native_lacks(dtype, op, collective) else [("native", {})]
-                )
-                # One algorithm in turn for each operation; all of them for the sum.
-                chosen = candidates if op == "sum" else [candidates[OPS.index(op) % len(candidates)]]
-                for count in (1, 1021):
-                    yield Job(
-                        collective=collective, dtype=dtype, op=op, nbytes=count * ITEMSIZE[dtype], blocks=1, check=True,
-                        candidates=chosen + native,
-                    )  # fmt: skip
+def jobs() -> Iterator[Job]:
+    for collective, dtype, op in CALLS:
+        candidates: list[tuple[str, dict[str, Any]]] = [(n, {}) for n in names(collective) if n != "hierarchical"]
+        if not native_lacks(dtype, op, collective):
+            candidates.append(("native", {}))
+        for count in (1, 1021) if op == "sum" else (1021,):
+            yield Job(
+                collective=collective, dtype=dtype, op=op, nbytes=count * ITEMSIZE[dtype], blocks=1, check=True,
+                candidates=candidates,
+            )  # fmt: skip
 
 
 with collectives.Communicator(timeout=60) as comm:
