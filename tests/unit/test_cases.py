@@ -33,8 +33,10 @@ def combine(values, dtype, op):
     width = 8 * ITEMSIZE[dtype]
     if signed:
         values = [value - (1 << width) if value >> (width - 1) else value for value in values]
-    ways: dict[str, Any] = {"sum": sum, "min": min, "max": max, "prod": lambda v: reduce(mul, v), "and": lambda v: reduce(and_, v),
-            "or": lambda v: reduce(or_, v), "xor": lambda v: reduce(xor, v)}  # fmt: skip
+    ways: dict[str, Any] = {
+        "sum": sum, "min": min, "max": max, "prod": lambda v: reduce(mul, v), "and": lambda v: reduce(and_, v),
+        "or": lambda v: reduce(or_, v), "xor": lambda v: reduce(xor, v),
+    }  # fmt: skip
     return ways[op](values)
 
 
