@@ -1,0 +1,39 @@
+"""Every collective and algorithm on real ranks, under each MPI library and over each kind of link."""
+
+import json
+
+import pytest
+
+pytestmark = pytest.mark.mpi
+CASES, CALLS = 130, 300
+LINKS = {
+    "shared": {},
+    "schedules": {"TREERING_KERNELS": "off"},  # shared memory without node kernels
+    "mpi": {"TREERING_LINKS": "mpi"},
+    "twos": {"TREERING_RANKS_PER_NODE": "2"},  # nodes of two ranks
+    "threes": {"TREERING_RANKS_PER_NODE": "3"},
+}
+LAUNCHES = {
+    "mpich": "1 shared, 2 shared, 2 mpi, 3 schedules, 3 twos, 4 shared, 4 threes, 5 threes",
+    "openmpi": "2 schedules, 3 mpi, 4 shared, 4 twos",
+    "impi": "2 shared, 3 twos, 4 mpi, 4 schedules",
+}
+SHAPES = {"3 twos": "2+1", "4 twos": "2x2", "4 threes": "3+1", "5 threes": "3+2"}
+
+
+@pytest.mark.parametrize(
+    "mpi, what",
+    [(library, what) for library, them in LAUNCHES.items() for what in them.split(", ")],
+    indirect=["mpi"],
+    ids=lambda x: str(x).replace(" ", "-"),
+)
+def test_the_contract(mpi, what):
+    """One launch for all that can be asked of so many ranks over these links."""
+    ranks, links = what.split()
+    done = mpi(int(ranks), "contract", f"{mpi.name} {what}", CASES, CALLS, timeout=200, env=LINKS[links])
+    found = json.loads(done.stdout)
+    assert found["wrong"] == []
+    assert found["checks"] > CASES
+    assert found["shape"] == SHAPES.get(what, f"1x{ranks}")
+    wanted = {"mpi": ["mpi"], "twos": ["shared-memory", "mpi"], "threes": ["shared-memory", "mpi"]}
+    assert found["links"] == ([] if ranks == "1" else wanted.get(links, ["shared-memory"]))
