@@ -35,6 +35,7 @@ class Channel:
         leaders = tuple(node[0] for node in self.topology.nodes)
         self.pending: deque[Work] = deque()
         self.broken: CollectiveError | None = None
+        self.closed = False
         self.pinned: list[Any] = []  # buffers in which a late message may still land
         self.hosts = diagnosis.Hosts(group.control, group.comm.rank, leaders) if len(leaders) > 1 else None
         self._peers = watch_processes(self.endpoint.pids, self.ranks_of_node)
@@ -107,6 +108,8 @@ class Channel:
             self.hosts.tell(head.published if head else [0] * 5, code)
 
     def broken_now(self) -> CommunicatorBroken:
+        if self.closed:
+            return CommunicatorBroken("this communicator is closed; make another one")
         error = CommunicatorBroken(f"this communicator failed before, and runs nothing more: {self.broken}")
         error.__cause__ = self.broken
         return error
@@ -115,6 +118,10 @@ class Channel:
         return diagnosis.describe(self.comm.rank, program)
 
     def close(self) -> None:
+        """No call starts after this one, be it a plan's."""
+        if self.broken is None:
+            self.closed = True
+            self.broken = self.broken_now()
         for fd in self._peers:
             os.close(fd)
         self._peers = {}

@@ -325,17 +325,24 @@ class Communicator:
         exits.abort(self._group.comm, f"rank {self.rank} aborts: {why}")
 
     def close(self) -> None:
-        """Free what the communicator holds. Collective; calls that are under way are waited for."""
+        """Free what the communicator holds. Collective; calls that are under way are waited for.
+
+        Raises what made one of these fail, unless the communicator was broken before.
+        """
         if self._closed:
             return
-        self._closed = True
-        exits.forget(self._channel)
+        self._closed, channel = True, self._channel
         self._quick.clear()
-        if self._channel.broken is None:
-            while self._channel.pending:
-                ENGINE.wait(self._channel.pending[-1])
+        worked = channel.broken is None
+        while worked and channel.pending:
+            ENGINE.wait(channel.pending[-1])
+        failed = channel.broken
+        if failed is None:
+            exits.forget(channel)
             self._group.free()
-        self._channel.close()
+        channel.close()
+        if worked and failed is not None:
+            raise failed
 
     def __enter__(self) -> "Communicator":
         return self

@@ -85,20 +85,26 @@ class Engine:
 
     def call(self, channel: Channel, program: Program, source: int, target: int, keep: Any = None) -> None:
         """Run to the end. Nothing but compiled code between start and end, where it is quick and nothing else runs."""
-        with self.lock:
-            if channel.broken is not None:
-                raise channel.broken_now()
-            if not self.busy:
-                status = program.run(source, target)
-                if status == st.DONE:
-                    return
-                work = Work(channel, Prepared(program, source, target, None, keep))
-                channel.pending.append(work)
-                self.busy.append(channel)
-                if status == st.ERROR:
-                    self._end(channel)
-            else:
-                work = self._submit(Work(channel, Prepared(program, source, target, None, keep)))
+        try:
+            with self.lock:
+                if channel.broken is not None:
+                    raise channel.broken_now()
+                if not self.busy:
+                    status = program.run(source, target)
+                    if status == st.DONE:
+                        return
+                    work = Work(channel, Prepared(program, source, target, None, keep))
+                    channel.pending.append(work)
+                    self.busy.append(channel)
+                    if status == st.ERROR:
+                        self._end(channel)
+                else:
+                    work = self._submit(Work(channel, Prepared(program, source, target, None, keep)))
+        except BaseException:
+            if channel.broken is None and program.running:  # a signal's handler has raised
+                channel.pinned.append((keep, program))
+                self.give_up(channel, st.INTERRUPTED)
+            raise
         self.wait(work)
         if work.error is not None:
             raise work.error
