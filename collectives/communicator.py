@@ -11,14 +11,14 @@ from collectives.calls import Calls, Options, Prepared
 from collectives.channel import Channel
 from collectives.dtypes import DTYPES, ITEMSIZE
 from collectives.engine import ENGINE, Work
-from collectives.errors import CommunicatorBroken, UnsupportedError
+from collectives.errors import CollectiveError, UnsupportedError
 from collectives.extents import chunk_offsets
 from collectives.launch import connect
 from collectives.native.library import library
 from collectives.native.program import Program
 from collectives.plans import Plans
-from collectives.selection import Choice, Table
-from collectives.settings import Settings, agree
+from collectives.selection import NATIVE, Choice, Table
+from collectives.settings import Settings, agree, seconds
 from collectives.topology import Topology
 
 
@@ -80,15 +80,19 @@ class Communicator:
         timeout: float | None = None,
         algorithm: str | None = None,
     ):
-        self._open(mpi_comm, Settings.read(table, timeout, algorithm))
+        settings: Settings | Exception
+        try:
+            settings = Settings.read(table, timeout, algorithm)
+        except (ValueError, TypeError, CollectiveError) as error:  # raised when the others know
+            settings = error
+        self._open(mpi_comm, settings)
         self._settings.announce(self)
 
-    def _open(self, mpi_comm: Any, settings: Settings) -> None:
+    def _open(self, mpi_comm: Any, settings: Settings | Exception) -> None:
         self._group = connect(mpi_comm)
-        self._settings = settings
         self.rank: int = self._group.comm.rank
         self.size: int = self._group.comm.size
-        agree(self._group.comm, settings)
+        self._settings = settings = agree(self._group.comm, settings)
         library()
         self._channel = Channel(self._group)
         self.topology: Topology = self._channel.topology
@@ -282,8 +286,9 @@ class Communicator:
         return prepared.result
 
     def _submit(self, prepared: Prepared, timeout: float | None) -> Work:
+        limit = self._settings.timeout if timeout is None else seconds(timeout, "timeout")
         self._last = prepared.choice
-        return ENGINE.submit(Work(self._channel, prepared, self._settings.timeout if timeout is None else timeout))
+        return ENGINE.submit(Work(self._channel, prepared, limit))
 
     def _remember(self, key: tuple[Any, int, str, int], prepared: Prepared) -> None:
         """So that the same call on a tensor of the same kind finds its program at once."""
@@ -298,13 +303,14 @@ class Communicator:
         if not blocking:
             raise UnsupportedError("native=True blocks; treering's own algorithms serve blocking=False")
         source, target, result = self._calls.pair(x, out, op)
+        self._last = Choice(NATIVE, {}, origin="argument", reason="the call asks for the MPI library's own collective")
         allreduce(self._group.comm, source, target, op)
         target.restore()
         return result
 
     def _check_open(self) -> None:
-        if self._closed:
-            raise CommunicatorBroken("this communicator is closed; make another one")
+        if self._channel.broken is not None:
+            raise self._channel.broken_now()
 
     # ------------------------------------------------------------ life
     def split(self, color: int | None, key: int = 0) -> "Communicator | None":

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+SAME_CALLS = "all ranks of a communicator must make the same calls in the same order"
+
 
 class CollectiveError(RuntimeError):
     """A collective failed. The communicator that raised it is broken: its later calls fail at once."""
@@ -14,10 +16,11 @@ class MismatchError(CollectiveError):
     `values` what each of them passed.
     """
 
-    def __init__(self, field: str, ranks: Sequence[int], values: Sequence[object], where: str = ""):
+    def __init__(
+        self, field: str, ranks: Sequence[int], values: Sequence[object], where: str = "", mend: str = SAME_CALLS
+    ):
         self.field, self.ranks, self.values = field, tuple(ranks), tuple(values)
         said = ", ".join(f"rank {rank}: {value}" for rank, value in zip(ranks, values, strict=True))
-        mend = "all ranks of a communicator must make the same calls in the same order"
         super().__init__(f"{where + ': ' if where else ''}ranks disagree on {field} ({said}); {mend}")
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:

@@ -1,13 +1,12 @@
 """What a communicator goes by: arguments, then environment, then table; the same on all ranks or an error."""
 
 import os
-from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from collectives.algorithms import names
-from collectives.errors import MismatchError, UnsupportedError
+from collectives.errors import CollectiveError, MismatchError, UnsupportedError
 from collectives.says import say
 from collectives.selection import FIXED_ORDER, NATIVE, Choice, Table, choose, load, parse_overrides
 from collectives.topology import Topology
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from collectives.communicator import Communicator
 
 TIMEOUT_SECONDS = 1800.0  # as PyTorch's
+SWITCHES = ("TREERING_LINKS", "TREERING_KERNELS")  # by which ranks part their memory, or leave kernels to schedules
 Override = tuple[str, dict[str, Any]]
 
 
@@ -48,12 +48,20 @@ class Settings:
         loaded = table if isinstance(table, Table) or table is None else load(table)
         return cls(loaded, seconds(timeout, "timeout"), overrides, by)
 
-    def digest(self) -> int:
-        """63 bits that are equal where all that ranks must agree on is."""
-        from hashlib import blake2b
-
-        settled = repr((self.table.digest() if self.table else None, sorted(self.overrides.items()), self.timeout))
-        return int.from_bytes(blake2b(settled.encode(), digest_size=8).digest(), "little") >> 1
+    def described(self) -> dict[str, tuple[object, str]]:
+        """What ranks must agree on, by the name that a person knows: what is compared, and how it reads."""
+        table, overrides = self.table, sorted(self.overrides.items())
+        algorithms = "; ".join(f"{collective}={name} {params}" for collective, (name, params) in overrides)
+        switches = {name: os.environ.get(name, "") for name in SWITCHES}
+        return {
+            "table (argument or TREERING_TABLE)": (
+                table.digest() if table else None,
+                f"{table.origin} with digest {table.digest()}" if table else "none",
+            ),
+            "timeout (argument or TREERING_TIMEOUT)": (self.timeout, f"{self.timeout:g} s"),
+            "algorithm (argument or TREERING_ALGORITHM)": (overrides, algorithms or "none"),
+            **{name: (value, value or "not set") for name, value in switches.items()},
+        }
 
     def choose(
         self,
@@ -106,13 +114,21 @@ def seconds(value: object, name: str) -> float:
     return found
 
 
-def agree(comm: Any, settings: Settings) -> None:
-    """Raise MismatchError on all ranks unless they have the same table and settings. Collective."""
-    from mpi4py import MPI
+def agree(comm: Any, settings: Settings | Exception) -> Settings:
+    """The settings, once all ranks are seen to have the same. Collective.
 
-    mine, everyone = array("q", [settings.digest()]), array("q", [0] * comm.size)
-    comm.Allgather([mine, MPI.INT64_T], [everyone, MPI.INT64_T])
-    if len(set(everyone)) > 1:
-        values = [f"settings {digest:x}" for digest in everyone]
-        field = "table, timeout or algorithm (argument or TREERING_TABLE, TREERING_TIMEOUT, TREERING_ALGORITHM)"
-        raise MismatchError(field, range(comm.size), values, "at start")
+    Raises MismatchError on all ranks where they differ; the exception itself where this rank could not read its own,
+    and on all others a CollectiveError that says so.
+    """
+    mine = settings.described() if isinstance(settings, Settings) else str(settings)
+    everyone = comm.allgather(mine)
+    if isinstance(settings, Exception):
+        raise settings
+    for rank, theirs in enumerate(everyone):
+        if isinstance(theirs, str):
+            raise CollectiveError(f"rank {rank} cannot start: {theirs}")
+    for field in mine:
+        if any(theirs[field][0] != everyone[0][field][0] for theirs in everyone):
+            values = [theirs[field][1] for theirs in everyone]
+            raise MismatchError(field, range(comm.size), values, "at start", "give all ranks the same")
+    return settings
