@@ -23,7 +23,7 @@ NO_OP = "none"
 OPERATIONS = (NO_OP, *OPS)
 ERRORS: dict[int, type[CollectiveError]] = {st.TIMEOUT: CollectiveTimeout, st.PEER_LOST: PeerLost}
 PATIENCE_SECONDS = 0.3  # for others of the node to publish what they call
-KINDS = {at.SEND: "a send to", at.RECV: "a receive from", at.FUSED: "a kernel with"}
+KINDS = {at.SEND: "a send to", at.RECV: "a receive from"}
 STATUS = {
     st.TIMEOUT: "passed its deadline", st.MPI_FAILED: "had an error of the MPI library", st.MISMATCH: "disagreed",
     st.PEER_LOST: "lost a peer", st.INTERRUPTED: "was interrupted", st.ABORTED: "aborted", st.STOPPED: "was stopped",
@@ -70,7 +70,9 @@ def describe(rank: int, program: Program) -> str:
     """The call of a program, for an error's beginning."""
     state = program.state
     what = fields([int(w) for w in state[st.FINGERPRINT_0 : st.FINGERPRINT_3 + 1]])
-    op = f" {what['op']}" if what["op"] != "none" else ""
+    if what["collective"] == BARRIER:
+        return f"rank {rank}: barrier (call {state[st.SEQ]})"
+    op = f" {what['op']}" if what["op"] != NO_OP else ""
     return (
         f"rank {rank}: {what['collective']}{op} of {what['count']} {what['dtype']} by {what['algorithm']} "
         f"(call {state[st.SEQ]})"
@@ -84,6 +86,8 @@ def where(program: Program) -> str:
         return "before its start: this rank is far ahead of another one of its node"
     if state[st.ERROR_LANE] < 0:
         return f"in phase {state[st.PHASE]}, with no message outstanding"
+    if state[st.ERROR_KIND] == at.FUSED:
+        return "in the node's kernel, at a rank that has not come as far"
     return (
         f"in phase {state[st.PHASE]}, lane {state[st.ERROR_LANE]}, segment {state[st.ERROR_SEGMENT]}, "
         f"round {state[st.ERROR_ROUND]}, step {state[st.ERROR_STEP]}, at "
