@@ -101,6 +101,7 @@ def _from_rule(origin: str, rule: Rule, allow_native: bool, deterministic: bool)
         if second and margin is not None:
             at = f" at {rule.measured_bytes} bytes" if rule.measured_bytes is not None else ""
             reason += f": {rule.median_us:.4g} us{at}, runner-up {second.algorithm} {second.median_us:.4g} us"
+            reason += ", which is not faster beyond the noise" if margin < 0 else ""
         if rule.algorithm == NATIVE:
             reason += "; the MPI library's own collective keeps none of treering's promises (deadline, agreement, NaN)"
         return Choice(rule.algorithm, rule.params, rule, second, margin, origin, reason)

@@ -146,6 +146,8 @@ def draw(above: Any, below: Any, found: Mapping[str, Points], rules: Sequence[Ru
         panel.xaxis.set_minor_locator(NullLocator())
         panel.xaxis.set_major_formatter(FuncFormatter(lambda nbytes, _: units.size(int(nbytes))))
     above.set_yscale("log")
+    medians = [point.median for points in found.values() for point in points.values()]
+    above.set_ylim(min(medians) / 2, max(medians) * 4)
     above.yaxis.set_major_formatter(FuncFormatter(lambda us, _: units.time(us)))
     above.tick_params(labelbottom=False)
     above.set_ylabel("time of the slowest rank (median, 95 %)")
