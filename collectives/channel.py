@@ -105,7 +105,7 @@ class Channel:
             self.broken = error
         if self.hosts is not None:
             head = self.pending[0].program if self.pending else None
-            self.hosts.tell(head.published if head else [0] * 5, code)
+            self.hosts.tell(head.published if head else [0] * diagnosis.Hosts.CALL_WORDS, code)
 
     def broken_now(self) -> CommunicatorBroken:
         if self.closed:

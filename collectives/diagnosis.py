@@ -51,7 +51,7 @@ def hash_of(text: str) -> int:
 
 def fields(words: list[int]) -> dict[str, object]:
     """The board's words as what a person passed, in the order in which a difference matters."""
-    kind, count, choice, site = words
+    kind, count, choice, chain = words
     collective = CALLS[kind & 0xFF]
     known = ("", *names(collective)) if collective in COLLECTIVES else ("",)
     return {
@@ -62,7 +62,7 @@ def fields(words: list[int]) -> dict[str, object]:
         "count": count,
         "algorithm": known[choice & 0xFF] or hex(choice >> 8),
         "parameters": hex(choice >> 8),
-        "call site": hex(site),
+        "an earlier call": hex(chain),
     }
 
 
@@ -115,7 +115,7 @@ def explain(channel: "Channel", program: Program, code: int, seconds: float) -> 
     waits = waiting_ranks(channel)
     return CollectiveTimeout(
         f"{call}: not done after {seconds:.1f} s, {where(program)}"
-        f"{'; on this node ' + waits if waits else ''}. A rank is late, or does not make this call; "
+        f"{'; ' + waits if waits else ''}. A rank is late, or does not make this call; "
         "timeout= or TREERING_TIMEOUT sets another deadline"
     )
 
@@ -125,8 +125,8 @@ def find_mismatch(channel: "Channel", program: Program, code: int, call: str) ->
     state = program.state
     if channel.hosts is not None and channel.hosts.other is not None:
         rank, words = channel.hosts.other
-        mine = [int(w) for w in state[st.FINGERPRINT_0 : st.FINGERPRINT_3 + 1]]
-        return first_difference([channel.comm.rank, rank], [mine, words], call)
+        both = sorted([(channel.comm.rank, program.published[1:]), (rank, words)])
+        return first_difference([rank for rank, _ in both], [words for _, words in both], call)
     if not channel.endpoint.has_board:
         return None
     seq = int(state[st.ERROR_DETAIL] if code == st.MISMATCH else state[st.SEQ])
@@ -167,17 +167,18 @@ def stopped_ranks(channel: "Channel") -> list[tuple[int, int]]:
 
 
 def waiting_ranks(channel: "Channel") -> str:
-    """Who has made which call, so that the one that is late is seen."""
-    if not channel.endpoint.has_board:
-        return ""
-    seen = [(rank, channel.endpoint.news(i)[st.PUBLISHED]) for i, rank in enumerate(channel.ranks_of_node)]
-    return ", ".join(f"rank {rank} has made {calls} calls" for rank, calls in seen)
+    """Who has made which call, as far as is known, so that the one that is late is seen."""
+    seen = dict(channel.hosts.calls) if channel.hosts is not None else {}
+    if channel.endpoint.has_board:
+        seen |= {rank: channel.endpoint.news(i)[st.PUBLISHED] for i, rank in enumerate(channel.ranks_of_node)}
+    return ", ".join(f"rank {rank} has made {calls} calls" for rank, calls in sorted(seen.items()))
 
 
 class Hosts:
     """What the first ranks of other nodes are calling: asked only when a call waits long, by messages of its own."""
 
-    WORDS = 8  # mark, rank, status, then sequence number and fingerprint
+    CALL_WORDS = 2 + st.COMPARED_WORDS  # as Program.published
+    WORDS = 3 + CALL_WORDS  # mark, rank and status before them
 
     def __init__(self, control: Any, rank: int, leaders: tuple[int, ...]):
         """Collective over the mpi4py communicator `control`."""
@@ -190,6 +191,7 @@ class Hosts:
         self.mark = mark[0]
         self.other: tuple[int, list[int]] | None = None  # who called something else, and what
         self.stopped: tuple[int, int] | None = None  # who has given up, and why
+        self.calls: dict[int, int] = {}  # the number of the call that others were last heard to wait in
         self._told: list[int] = []
         self._requests: list[Any] = []
 
@@ -216,8 +218,11 @@ class Hosts:
             message = array("q", [0] * self.WORDS)
             self.control.Recv([message, MPI.INT64_T])
             mark, rank, status, *theirs = message
-            if mark == self.mark and theirs[0] == words[0] and theirs != words:
+            if mark != self.mark:
+                continue
+            self.calls[rank] = theirs[0]
+            if theirs[0] == words[0] and theirs != words:
                 self.other = rank, theirs[1:]
-            elif mark == self.mark and status:
+            elif status:
                 self.stopped = rank, status
         return self.other is not None

@@ -11,7 +11,11 @@ from collectives.native.layout import (
     ARENA,
     BOARD,
     BROKEN,
+    CALL_DIGEST,
+    CALL_TAG,
     CALLS,
+    CHAIN,
+    CHAIN_NOW,
     COMM,
     COPY_BYTES,
     DATA_AT,
@@ -63,6 +67,7 @@ from collectives.native.layout import (
     STATUS,
     STOPPED,
     TABLE,
+    TAG_MASK,
     TIMEOUT,
     TIMEOUT_NS,
     WAITS_FOR,
@@ -286,6 +291,9 @@ def start(state: int, source: int, target: int) -> None:
     S = words(state)
     C = words(S[COMM])
     C[LAST_SEQ] += 1
+    # Messages of ranks that have not made the same calls so far do not meet: both wait, and find out why.
+    C[CHAIN] = (C[CHAIN] * 0x5BD1E995 + S[CALL_DIGEST]) & 0x7FFFFFFFFFFF
+    S[CHAIN_NOW], S[CALL_TAG] = C[CHAIN], (C[CHAIN] & C[TAG_MASK]) << at.LANE_BITS + at.SLOT_BITS
     S[SEQ], S[STATUS], S[PHASE], S[DEADLINE], S[GATED] = C[LAST_SEQ], RUNNING, 0, 0, 1
     S[DATA_AT], S[INPUT_AT], S[OUTPUT_AT] = target, source, target
     S[SCRATCH_AT], S[SLOT_AT] = C[ARENA], C[ARENA] + words(S[TABLE])[at.SCRATCH_BYTES]

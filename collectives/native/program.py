@@ -50,6 +50,7 @@ class Program:
         state[st.COPY_BYTES], state[st.REGION] = copy_bytes, region
         for i, word in enumerate(fingerprint):
             state[st.FINGERPRINT_0 + i] = word
+        state[st.CALL_DIGEST] = hash(tuple(fingerprint[: st.COMPARED_WORDS]))  # of numbers: equal in all processes
         self.timeout = timeout
         self.set_timeout(None)
         endpoint.reserve(words[at.SCRATCH_BYTES] + words[at.SLOT_BYTES])
@@ -72,9 +73,10 @@ class Program:
 
     @property
     def published(self) -> list[int]:
-        """What ranks compare: the call's number, then its fingerprint."""
+        """What nodes compare: the call's number, its fingerprint, and what stands for it and all calls before."""
         state = self.state
-        return [state[st.SEQ], *state[st.FINGERPRINT_0 : st.FINGERPRINT_0 + st.FINGERPRINT_WORDS]]
+        compared = state[st.FINGERPRINT_0 : st.FINGERPRINT_0 + st.COMPARED_WORDS]
+        return [state[st.SEQ], *compared, state[st.CHAIN_NOW]]
 
     @property
     def weights(self) -> list[int]:

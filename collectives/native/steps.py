@@ -8,6 +8,7 @@ from collectives.native.layout import (
     ARRIVED,
     BASE,
     BYTES,
+    CALL_TAG,
     COMM,
     DATA_AT,
     FIFO_AT,
@@ -76,7 +77,7 @@ def post(state: int, row_at: int, step: int, segment: int, slot: int, channel: i
             s[STAGE_AT] = s[BASE]
     if row[at.KIND] == at.FOLD:
         return
-    s[TAG] = row[at.PEER] << 32 | channel << at.SLOT_BITS | slot
+    s[TAG] = row[at.PEER] << 32 | S[CALL_TAG] | channel << at.SLOT_BITS | slot
     if row[at.LINK] == at.SHARED_MEMORY:
         C = words(S[COMM])
         index = (row[at.FIFO] * C[FIFO_LANES] + channel) * C[FIFO_SLOTS] + slot
