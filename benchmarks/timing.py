@@ -72,6 +72,5 @@ def under_ranks(n: int, module: str, environment: Mapping[str, str] | None = Non
     if launch.announced() is not None:
         return None
     ranks = launch.command(n, ["-m", module, *sys.argv[1:]])
-    return subprocess.run(
-        ranks.command, env=os.environ | ranks.environment | (environment or {}), check=False
-    ).returncode
+    settings = {**os.environ, **ranks.environment, **(environment or {})}
+    return subprocess.run(ranks.command, env=settings, check=False).returncode

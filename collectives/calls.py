@@ -53,15 +53,17 @@ class Calls:
         self.rank, self.size = plans.rank, plans.topology.ranks
         self._barrier: Prepared | None = None
 
-    def choose(self, collective: str, count: int, dtype: str, op: str, options: Options) -> Choice:
-        """Which algorithm serves, and why. ValueError for a collective that does not exist."""
+    def choose(
+        self, collective: str, count: int, dtype: str, op: str, options: Options, native: bool = False
+    ) -> Choice:
+        """Which algorithm serves, and why; `native` if the MPI library's own may. ValueError for no collective."""
         if not algorithms.names(collective):
             algorithms.find(collective, "")
         nbytes, fixed = count * ITEMSIZE[dtype], options.order == "fixed"
         chosen = self.settings.choose(
-            self.plans.topology, collective, nbytes, dtype, op, options.algorithm, options.params, fixed
+            self.plans.topology, collective, nbytes, dtype, op, options.algorithm, options.params, fixed, native
         )
-        if chosen.algorithm == NATIVE:
+        if chosen.algorithm == NATIVE and not native:
             raise UnsupportedError(f"{collective} by the MPI library itself is asked for by native=True")
         return chosen
 
@@ -89,6 +91,14 @@ class Calls:
             prepared.keep, prepared.finish = (wide, prepared.keep), wide.finish
             return prepared
         return self._prepared("allreduce", source, target, target.count, op, 0, choice, result)
+
+    def prefers_native(self, x: Any, out: Any, op: str, options: Options) -> Choice | None:
+        """The choice, if the table's rule for this allreduce names the MPI library's own."""
+        if not self.settings.allows_native:
+            return None
+        target, _, _ = self.pair(x, out, op)
+        choice = self.choose("allreduce", target.count, target.dtype, op, options, native=True)
+        return choice if choice.algorithm == NATIVE else None
 
     def pair(self, x: Any, out: Any, op: str) -> tuple[View, View, Any]:
         """Source and target of an allreduce, which are one where it is in place, and what it returns."""

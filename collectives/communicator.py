@@ -153,6 +153,10 @@ class Communicator:
                 raise ValueError("a list is reduced in place; out= is for single arrays")
             works = [self._submit(prepared, timeout) for prepared in self._calls.coalesced(x, op, options)]
             return Several(works, x).wait() if blocking else Several(works, x)
+        choice = self._calls.prefers_native(x, out, op, options) if blocking else None
+        if choice is not None:
+            self._last = choice
+            return self._native(x, out, op, blocking)
         prepared = self._calls.allreduce(x, out, op, options)
         if torch is not None and isinstance(x, torch.Tensor) and prepared.finish is None:
             region = self._regions.number(prepared.target, x.nbytes) if self._regions.regions else 0
@@ -271,7 +275,8 @@ class Communicator:
             raise ValueError(f"dtype {dtype!r} does not exist; there are {', '.join(DTYPES)}")
         if nbytes < 0:
             raise ValueError(f"nbytes is {nbytes}; a message has 0 bytes or more")
-        return self._calls.choose(collective, nbytes // ITEMSIZE[dtype], dtype, op, Options(None, order, precision, {}))
+        options = Options(None, order, precision, {})
+        return self._calls.choose(collective, nbytes // ITEMSIZE[dtype], dtype, op, options, native=True)
 
     # ------------------------------------------------------------ running
     def _go(self, prepared: Prepared, blocking: bool, timeout: float | None) -> Any:

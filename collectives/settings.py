@@ -3,12 +3,14 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from collectives.algorithms import names
+from collectives.algorithms import find, names
 from collectives.errors import CollectiveError, MismatchError, UnsupportedError
 from collectives.says import say
 from collectives.selection import FIXED_ORDER, NATIVE, Choice, Table, choose, load, parse_overrides
+from collectives.table import Rule
 from collectives.topology import Topology
 
 if TYPE_CHECKING:
@@ -45,8 +47,15 @@ class Settings:
                 raise ValueError(
                     f"{collective} has no algorithm called {name!r}; it has: {', '.join(names(collective))}"
                 )
-        loaded = table if isinstance(table, Table) or table is None else load(table)
-        return cls(loaded, seconds(timeout, "timeout"), overrides, by)
+        if table is not None:
+            table = table if isinstance(table, Table) else load(table)
+            table.check(table.origin, refused)
+        return cls(table, seconds(timeout, "timeout"), overrides, by)
+
+    @cached_property
+    def allows_native(self) -> bool:
+        """Whether the table was tuned so that a rule may name the MPI library's own collective."""
+        return self.table is not None and any(rule.algorithm == NATIVE for rule in self.table.rules)
 
     def described(self) -> dict[str, tuple[object, str]]:
         """What ranks must agree on, by the name that a person knows: what is compared, and how it reads."""
@@ -73,6 +82,7 @@ class Settings:
         algorithm: str | None,
         params: Mapping[str, Any],
         fixed: bool,
+        allow_native: bool = False,
     ) -> Choice:
         """The call's own algorithm, or the one fixed for the communicator, or the table's, or the rule of thumb."""
         if algorithm is not None:
@@ -83,7 +93,10 @@ class Settings:
             chosen = Choice(name, {**given, **params}, origin=self.overridden_by, reason=why)
         else:
             kind = None if op == "none" else op
-            chosen = choose(self.table, topology, collective, nbytes, dtype, kind, deterministic=fixed)
+            native = allow_native and self.allows_native
+            chosen = choose(
+                self.table, topology, collective, nbytes, dtype, kind, allow_native=native, deterministic=fixed
+            )
             return replace(chosen, params={**chosen.params, **params}) if params else chosen
         if fixed and not folds_once(collective, chosen.algorithm):
             serving = ", ".join(FIXED_ORDER.get(collective, ())) or "none"
@@ -97,6 +110,16 @@ class Settings:
             t = comm.topology
             table = self.table.origin if self.table else "no table"
             say(f"{comm.size} ranks, nodes {t.shape}, links {'+'.join(t.links) or 'none'}, {t.mpi}, {table}")
+
+
+def refused(rule: Rule) -> str | None:
+    """Why a table's rule cannot serve: its algorithm or a parameter does not exist."""
+    try:
+        if rule.algorithm != NATIVE:
+            find(rule.collective, rule.algorithm).check(**rule.params)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def folds_once(collective: str, algorithm: str) -> bool:

@@ -218,19 +218,11 @@ def table() -> Check:
         return Check(
             "tuning table", True, "TREERING_TABLE is not set: the rule of thumb serves", "treering tune -n RANKS"
         )
-    from collectives.algorithms import find
-    from collectives.selection import NATIVE, load
-
-    def refusal(rule: Any) -> str | None:
-        try:
-            if rule.algorithm != NATIVE:
-                find(rule.collective, rule.algorithm).check(**rule.params)
-        except ValueError as error:
-            return str(error)
-        return None
+    from collectives.selection import load
+    from collectives.settings import refused
 
     try:
-        loaded = load(path).check(path, refusal)
+        loaded = load(path).check(path, refused)
     except CollectiveError as error:
         return Check("tuning table", False, str(error), "treering tune, or unset TREERING_TABLE")
     return Check("tuning table", True, f"{path}: {len(loaded.rules)} rules for {loaded.topology.fingerprint}")

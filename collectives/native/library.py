@@ -17,7 +17,7 @@ class Library(NamedTuple):
     fused: tuple[int, ...]  # the node kernels, in layout's order
 
 
-def _entry(function: Any) -> Callable[..., Any]:
+def entry(function: Any) -> Callable[..., Any]:
     """The compiled entry point itself: half the cost of going through the dispatcher's type resolution."""
     return function.overloads[function.signatures[0]].entry_point
 
@@ -26,7 +26,7 @@ def _entry(function: Any) -> Callable[..., Any]:
 def library() -> Library:
     with compiling("executor"):
         from collectives.native import executor, fused, one_pass, weights
-    run, start, advance = map(_entry, (executor.run, executor.start, executor.advance))
+    run, start, advance = map(entry, (executor.run, executor.start, executor.advance))
     kernels = (fused.one_shot, fused.two_shot, fused.single_copy, one_pass.one_pass)
     fused_at = tuple(int(each.address or 0) for each in kernels)
     return Library(run, start, advance, int(weights.note_weights.address or 0), fused_at)

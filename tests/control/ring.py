@@ -3,14 +3,13 @@
 It does nothing else: no deadlines, no agreement, one lane, float32 sums, chunks that are multiples of a line.
 """
 
-import ctypes
 from typing import Any
 
 from mpi4py import MPI
 from numba import njit
 
 from collectives.native.endpoint import mpi_functions, status_ignore
-from collectives.native.library import kernel
+from collectives.native.library import entry, kernel
 from collectives.native.memory import (
     call_kernel,
     call_test,
@@ -163,7 +162,7 @@ class Ring:
         w[KERNEL], w[REQUESTS], w[STAGING] = kernel("float32", "sum"), self.requests.address, self.staging.address
         w[TO] = self.window.address + comm.rank * fifo
         w[FROM] = self.window.address + (comm.rank - 1) % comm.size * fifo
-        self._by_mpi, self._by_fifo = (f.overloads[f.signatures[0]].entry_point for f in (by_mpi, by_fifo))
+        self._by_mpi, self._by_fifo = entry(by_mpi), entry(by_fifo)
 
     def by_mpi(self, address: int, n_bytes: int) -> None:
         self.words[DATA], self.words[BYTES] = address, n_bytes
@@ -172,7 +171,3 @@ class Ring:
     def by_fifo(self, address: int, n_bytes: int) -> None:
         self.words[DATA], self.words[BYTES] = address, n_bytes
         self._by_fifo(self.at)
-
-
-def address_of(words_: "ctypes.Array[ctypes.c_float]") -> int:
-    return ctypes.addressof(words_)
