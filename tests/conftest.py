@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 
 from tests import launch
 
-SHARED_MEMORY = Path("/dev/shm")
 LEFT_BEFORE = pytest.StashKey[set[str]]()
 LEFT_BEHIND = pytest.StashKey[list[str]]()
 
@@ -71,19 +69,7 @@ def _ranks(name: str, config: pytest.Config) -> Ranks:
 
 
 def ours_in_shared_memory() -> set[str]:
-    return {entry.name for entry in SHARED_MEMORY.iterdir() if entry.name.startswith("treering")}
-
-
-def held(names: set[str]) -> set[str]:
-    """Those of the files that a living process has mapped or open."""
-    found = set()
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with suppress(OSError):
-                targets = [str(fd.readlink()) for fd in (folder / "fd").iterdir()]
-                targets += (folder / "maps").read_text().split()
-                found |= names & {Path(target).name for target in targets if target.startswith(str(SHARED_MEMORY))}
-    return found
+    return {name for name in launch.shared_memory() if name.startswith("treering")}
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -93,7 +79,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     before = session.config.stash[LEFT_BEFORE]
     new = ours_in_shared_memory() - before
-    left = new - held(new)
+    left = new - launch.held(new)
     session.config.stash[LEFT_BEHIND] = sorted(left)
     if left and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -102,4 +88,4 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if left := config.stash.get(LEFT_BEHIND, []):
         terminalreporter.section("left in shared memory", red=True)
-        terminalreporter.line(f"{SHARED_MEMORY}: {', '.join(left)}: whoever made them must remove them")
+        terminalreporter.line(f"{launch.SHARED_MEMORY}: {', '.join(left)}: whoever made them must remove them")

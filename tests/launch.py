@@ -23,6 +23,7 @@ from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = ("mpich", "openmpi", "impi")
+SHARED_MEMORY = Path("/dev/shm")
 MARK = "TREERING_TEST_LAUNCH"
 STACKS = "TREERING_TEST_STACKS"
 # Left by an MPI library in a process that already is a rank: a launch from there would be refused or misled.
@@ -104,27 +105,30 @@ def run_command(
     command: list[str], env: Mapping[str, str], *, timeout: float = 120, cwd: str | Path = ROOT
 ) -> subprocess.CompletedProcess[str]:
     """Run any command that may start ranks, in a session of its own; as `run` otherwise."""
-    mark = uuid.uuid4().hex
+    mark, before = uuid.uuid4().hex, shared_memory()
     # Files and not pipes: a process that outlives its launcher would hold a pipe open.
     with (
         tempfile.TemporaryFile("w+") as out,
         tempfile.TemporaryFile("w+") as err,
-        tempfile.TemporaryDirectory(prefix="treering-stacks-") as folder,
+        tempfile.TemporaryDirectory(prefix="treering-") as scratch,  # of the MPI library, too: it leaves files there
     ):
+        stacks = Path(scratch, "stacks")
+        stacks.mkdir()
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
-            env={**env, MARK: mark, STACKS: folder},
+            env={**env, "TMPDIR": scratch, MARK: mark, STACKS: str(stacks)},
             cwd=cwd,
             start_new_session=True,
         )
         try:
             process.wait(timeout)
         except subprocess.TimeoutExpired:
-            where = _stacks(mark, folder)
+            where = _stacks(mark, stacks)
             _kill(process, mark)
+            _remove_leftovers(before)
             report = describe(command, None, text(out), text(err))
             raise Hang(f"killed after {timeout:g} s: {report}\n--- stacks\n{where}") from None
         except BaseException:
@@ -132,6 +136,7 @@ def run_command(
             raise
         survivors = _wait_for_end(mark, GRACE)
         _kill(process, mark)
+        _remove_leftovers(before)
         note = f"\n{survivors} processes outlived their launcher by {GRACE:g} s and were killed\n" if survivors else ""
         return subprocess.CompletedProcess(command, process.returncode, text(out), text(err) + note)
 
@@ -165,14 +170,14 @@ def _wait_for_end(mark: str, seconds: float) -> int:
     return alive
 
 
-def _stacks(mark: str, folder: str) -> str:
+def _stacks(mark: str, folder: Path) -> str:
     """The Python stacks of the launch's ranks, which `start/sitecustomize.py` writes on SIGUSR1."""
-    ranks = [int(entry.name) for entry in Path(folder).iterdir()]
+    ranks = [int(entry.name) for entry in folder.iterdir()]
     for pid in set(ranks) & set(marked(mark)):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGUSR1)
     time.sleep(0.5)
-    return "\n".join((Path(folder) / str(pid)).read_text() for pid in sorted(ranks))
+    return "\n".join((folder / str(pid)).read_text() for pid in sorted(ranks))
 
 
 def _kill(process: subprocess.Popen[bytes], mark: str) -> None:
@@ -186,3 +191,28 @@ def _kill(process: subprocess.Popen[bytes], mark: str) -> None:
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
     process.wait()
+
+
+def shared_memory() -> set[str]:
+    """Names of the files in shared memory."""
+    return {entry.name for entry in SHARED_MEMORY.iterdir()}
+
+
+def held(names: set[str]) -> set[str]:
+    """Those of the files in shared memory that a living process has mapped or open."""
+    found = set()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError):
+                targets = [str(fd.readlink()) for fd in (folder / "fd").iterdir()]
+                targets += (folder / "maps").read_text().split()
+                found |= names & {Path(target).name for target in targets if target.startswith(str(SHARED_MEMORY))}
+    return found
+
+
+def _remove_leftovers(before: set[str]) -> None:
+    """Remove what an MPI library leaves in shared memory when its ranks are killed. What is ours stays, to be seen."""
+    new = {name for name in shared_memory() - before if not name.startswith("treering")}
+    for name in new - held(new) if new else ():
+        with suppress(OSError):
+            (SHARED_MEMORY / name).unlink()

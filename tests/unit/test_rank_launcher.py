@@ -52,12 +52,15 @@ def test_ranks_see_each_other(mpi):
 
 
 def test_a_hang_is_killed_and_says_where(mpi, tmp_path):
+    before = launch.shared_memory()
     with pytest.raises(launch.Hang) as caught:
         mpi.run(2, ["-c", STUCK, str(tmp_path)], timeout=5)
     assert 'File "<string>", line 6' in str(caught.value), "the stack of the waiting rank is missing"
     pids = [int(entry.name) for entry in tmp_path.iterdir()]
     assert len(pids) == 2
     assert not [pid for pid in pids if alive(pid)]
+    new = launch.shared_memory() - before
+    assert new == launch.held(new), "the MPI library's files are left"
 
 
 def test_failure_fails_the_test(mpi):
