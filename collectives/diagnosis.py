@@ -21,12 +21,15 @@ BARRIER = "barrier"
 CALLS = (*COLLECTIVES, BARRIER)
 NO_OP = "none"
 OPERATIONS = (NO_OP, *OPS)
-ERRORS: dict[int, type[CollectiveError]] = {st.TIMEOUT: CollectiveTimeout, st.PEER_LOST: PeerLost}
+ERRORS: dict[int, type[CollectiveError]] = {
+    st.TIMEOUT: CollectiveTimeout, st.PEER_LOST: PeerLost, st.LEFT: PeerLost,
+}  # fmt: skip
 PATIENCE_SECONDS = 0.3  # for others of the node to publish what they call
 KINDS = {at.SEND: "a send to", at.RECV: "a receive from"}
 STATUS = {
     st.TIMEOUT: "passed its deadline", st.MPI_FAILED: "had an error of the MPI library", st.MISMATCH: "disagreed",
     st.PEER_LOST: "lost a peer", st.INTERRUPTED: "was interrupted", st.ABORTED: "aborted", st.STOPPED: "was stopped",
+    st.LEFT: "has ended without making this call",
 }  # fmt: skip
 
 

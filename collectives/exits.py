@@ -35,6 +35,8 @@ def leave(pid: int) -> None:
     """At exit: end the job if a communicator is broken, or if an exception nobody caught ends this process."""
     from mpi4py import MPI
 
+    from collectives.native import layout as st
+
     if os.getpid() != pid or MPI.Is_finalized():
         return
     several = [channel for channel in _channels if channel.comm.size > 1]
@@ -44,11 +46,11 @@ def leave(pid: int) -> None:
         seen = uncaught is broken[0].broken  # its traceback has been printed
         abort(broken[0].comm, f"rank {broken[0].comm.rank} leaves after {'that' if seen else broken[0].broken}")
     elif several and uncaught is not None and not isinstance(uncaught, SystemExit):
-        from collectives.native import layout as st
-
         for channel in several:
             channel.tell(st.ABORTED)
         abort(several[0].comm, f"rank {several[0].comm.rank} leaves after {type(uncaught).__name__}: {uncaught}")
+    for channel in several:
+        channel.tell(st.LEFT)
 
 
 def abort(comm: Any, why: str) -> None:

@@ -21,6 +21,7 @@ from collectives.native.layout import (
     GATED,
     HISTORY,
     LAST_SEQ,
+    LEFT,
     NODE_RANK,
     NODE_SIZE,
     PUBLISHED,
@@ -105,10 +106,13 @@ def disagrees(state: int) -> int:
 
 
 @njit(**cold)
-def who_stopped(comm: int) -> int:
-    """1 + the node rank of someone whose communicator is broken, or 0."""
-    C = words(comm)
+def who_stopped(state: int) -> int:
+    """1 + the node rank of someone whose communicator is broken, or who has left without making this call, or 0."""
+    S = words(state)
+    C = words(S[COMM])
     for rank in range(C[NODE_SIZE]):
-        if rank != C[NODE_RANK] and load_acquire(news_of(C[BOARD], rank) + 8 * BOARD_STATUS) != 0:
+        news = news_of(C[BOARD], rank)
+        status = load_acquire(news + 8 * BOARD_STATUS) if rank != C[NODE_RANK] else 0
+        if status != 0 and (status != LEFT or load_acquire(news + 8 * PUBLISHED) < S[SEQ]):
             return 1 + rank
     return 0

@@ -239,7 +239,7 @@ def look_around(state: int, now: int) -> None:
         S[DEADLINE] = now + S[TIMEOUT_NS]
     if not S[GATED] and not agreed(state):
         return
-    if who_stopped(S[COMM]):
+    if who_stopped(state):
         fail(state, STOPPED)
     elif now > S[DEADLINE]:
         fail(state, TIMEOUT)
