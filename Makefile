@@ -14,6 +14,7 @@ MPIS := mpich openmpi impi
 BASE := $(ENVS)/base/bin/python
 MPICH := $(ENVS)/mpich/bin/python
 SOURCES := collectives tuner integrations tests examples benchmarks
+PAGES := *.md docs/*.md */README.md
 
 # What each small environment adds to the base one: its own mpi4py and its MPI library (the extras of pyproject.toml).
 WHEEL_mpich := mpich
@@ -41,12 +42,12 @@ test-quick: $(ENVS)/mpich/.done ## the tests that take seconds, on MPICH alone
 
 lint: $(ENVS)/base/.done ## ruff and codespell
 	@$(BASE) -m ruff check $(SOURCES)
-	@$(BASE) -m ruff format --check $(SOURCES)
-	@$(BASE) -m codespell_lib $(SOURCES) docs *.md Makefile pyproject.toml
+	@$(BASE) -m ruff format --check $(SOURCES) $(PAGES)
+	@$(BASE) -m codespell_lib $(SOURCES) $(PAGES) Makefile pyproject.toml
 
 format: $(ENVS)/base/.done ## let ruff rewrite what it can
 	@$(BASE) -m ruff check --fix $(SOURCES)
-	@$(BASE) -m ruff format $(SOURCES)
+	@$(BASE) -m ruff format $(SOURCES) $(PAGES)
 
 types: $(ENVS)/base/.done ## mypy
 	@$(BASE) -m mypy

@@ -8,7 +8,11 @@ from pathlib import Path
 
 from tests.launch import ROOT
 
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tuning_tables/*.md")]
+PAGES = [
+    *ROOT.glob("*.md"),
+    *ROOT.glob("docs/**/*.md"),
+    *(ROOT / f"{top}/README.md" for top in ("tuning_tables", "benchmarks")),
+]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
