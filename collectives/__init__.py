@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 from collectives import errors
 
 if TYPE_CHECKING:
-    from collectives import algorithms
     from collectives.communicator import Communicator, chunk
     from collectives.selection import Choice
+
+    def algorithms(collective: str = "allreduce") -> tuple[str, ...]:
+        """The names that `algorithm=` takes."""
 
 __version__ = "0.1.0"
 __all__ = ["Communicator", "algorithms", "chunk", "errors", "last_choice"]

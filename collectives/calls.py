@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from collectives import algorithms, buffers
+from collectives import buffers
+from collectives.algorithms import find, names
 from collectives.buffers import View
 from collectives.diagnosis import NO_OP
 from collectives.dtypes import HALVES, ITEMSIZE, check
@@ -57,8 +58,8 @@ class Calls:
         self, collective: str, count: int, dtype: str, op: str, options: Options, native: bool = False
     ) -> Choice:
         """Which algorithm serves, and why; `native` if the MPI library's own may. ValueError for no collective."""
-        if not algorithms.names(collective):
-            algorithms.find(collective, "")
+        if not names(collective):
+            find(collective, "")
         nbytes, fixed = count * ITEMSIZE[dtype], options.order == "fixed"
         chosen = self.settings.choose(
             self.plans.topology, collective, nbytes, dtype, op, options.algorithm, options.params, fixed, native
@@ -71,13 +72,13 @@ class Calls:
         """The call of the method of this name."""
         if collective not in PLANNED:
             raise ValueError(f"{collective!r} cannot be planned; there are {', '.join(PLANNED)}")
-        names = {
+        arguments = {
             "allreduce": ("out", "op"), "reduce_scatter": ("out", "op"), "allgather": ("out",),
             "broadcast": ("root",), "reduce": ("root", "out", "op"),
         }[collective]  # fmt: skip
         defaults: dict[str, Any] = {"out": None, "op": "sum", "root": 0}
-        given = dict(zip(names, args, strict=False))
-        passed = [given.get(name, how.pop(name, defaults[name])) for name in names]
+        given = dict(zip(arguments, args, strict=False))
+        passed = [given.get(name, how.pop(name, defaults[name])) for name in arguments]
         found: Prepared = getattr(self, collective)(x, *passed, Options.of(how))
         return found
 
