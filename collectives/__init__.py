@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     def algorithms(collective: str = "allreduce") -> tuple[str, ...]:
         """The names that `algorithm=` takes."""
 
+
 __version__ = "0.1.0"
 __all__ = ["Communicator", "algorithms", "chunk", "errors", "last_choice"]
 

@@ -76,6 +76,8 @@ class Calls:
             "allreduce": ("out", "op"), "reduce_scatter": ("out", "op"), "allgather": ("out",),
             "broadcast": ("root",), "reduce": ("root", "out", "op"),
         }[collective]  # fmt: skip
+        if len(args) > len(arguments) or any(name in how for name in arguments[: len(args)]):
+            raise TypeError(f"{collective} takes x, {', '.join(arguments)} and keywords, each once")
         defaults: dict[str, Any] = {"out": None, "op": "sum", "root": 0}
         given = dict(zip(arguments, args, strict=False))
         passed = [given.get(name, how.pop(name, defaults[name])) for name in arguments]

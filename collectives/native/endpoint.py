@@ -51,7 +51,7 @@ class Endpoint:
         w[st.MPI_ISEND], w[st.MPI_IRECV], w[st.MPI_TEST] = mpi_functions()
         w[st.MPI_COMM], w[st.MPI_BYTE] = MPI._handleof(comm), MPI._handleof(MPI.BYTE)
         w[st.STATUS_IGNORE] = status_ignore()
-        largest_tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767  # which every library grants; known of the world alone
+        largest_tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767  # known of the world alone
         w[st.TAG_MASK] = (1 << largest_tag.bit_length() - 1 - LANE_BITS - SLOT_BITS) - 1
         w[st.SPIN], w[st.COMPARED_AT] = spin, st.COMM_HEADER + fifo_words
         w[st.PIDS_AT] = st.COMM_HEADER + fifo_words + node.size
