@@ -356,6 +356,7 @@ def test_assembly(dtype: str, op: str) -> None:
 
 CACHE = """
 import ctypes, sys
+from collectives.dtypes import ITEMSIZE
 from collectives.native import kernels
 hits = 0
 for name in sys.argv[1:]:
