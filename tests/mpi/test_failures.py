@@ -1,0 +1,222 @@
+"""Ranks that disagree, are late, die or are stopped: an error that says what and who, and a job that ends, not zero."""
+
+import json
+
+import pytest
+
+from collectives.table import Place, Rule, Table
+from tests import conftest, launch
+
+pytestmark = pytest.mark.mpi
+SOON = 60  # seconds: a guard against hangs, on a busy machine
+MISMATCHES = {
+    "count": "count",
+    "small count": "count",
+    "count of a ring": "count",
+    "nothing": "count",
+    "dtype": "dtype",
+    "dtype of one size": "dtype",
+    "op": "op",
+    "collective": "collective",
+    "barrier for a sum": "collective",
+    "root": "root",
+    "broadcast of another count": "count",
+    "algorithm": "algorithm",
+    "parameters": "parameters",
+    "precision": "dtype",
+    "one call less": "collective",
+}
+VALUES = {
+    "count": ("409600", "409598"),
+    "dtype": ("float32", "bfloat16"),
+    "op": ("sum", "max"),
+    "collective": ("allreduce", "broadcast"),
+    "root": ("0", "1"),
+    "algorithm": ("ring", "recursive_doubling"),
+}
+ONES = {"TREERING_RANKS_PER_NODE": "1"}  # every rank is a node
+# Between nodes, what a rank that does not wait has called is known only by what it calls next.
+BETWEEN_NODES = {**MISMATCHES, "nothing": None, "root": "an earlier call", "broadcast of another count": None}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    before = conftest.ours_in_shared_memory()
+    yield
+    new = conftest.ours_in_shared_memory() - before
+    assert new <= launch.held(new), "left in shared memory"
+
+
+def outcomes(mpi, ranks, *cases, env=None):
+    """What every rank saw, by case; afterwards the job has ended, not zero, since communicators are broken."""
+    done = mpi.run(ranks, ["-m", "tests.programs.failures", *cases], timeout=120, env=env)
+    said = launch.describe(done.args, done.returncode, done.stdout, done.stderr)
+    line = next((line for line in done.stdout.splitlines() if line.startswith("{")), None)
+    assert line is not None, said
+    assert "outlived" not in done.stderr, said
+    return json.loads(line), done
+
+
+def fails_at_once(seen):
+    return seen["type"] == "CommunicatorBroken" and seen["seconds"] < SOON / 10
+
+
+@pytest.mark.parametrize(
+    "mpi, ranks, env",
+    [
+        ("mpich", 2, {}),
+        ("mpich", 3, {"TREERING_LINKS": "mpi"}),
+        ("openmpi", 3, {"TREERING_KERNELS": "off"}),
+        ("impi", 2, {"TREERING_LINKS": "mpi"}),
+    ],
+    indirect=["mpi"],
+    ids=str,
+)
+def test_ranks_that_call_something_else_are_named_on_every_rank(mpi, ranks, env):
+    seen, done = outcomes(mpi, ranks, *MISMATCHES, env=env)
+    assert done.returncode != 0
+    assert "leaves after" in done.stderr
+    for case, field in MISMATCHES.items():
+        for rank, one in enumerate(seen[case]):
+            assert one["type"] == "MismatchError", (case, rank, one)
+            assert one["field"] == field, (case, rank, one)
+            assert one["ranks"] == list(range(ranks)), (case, rank, one)
+            usual, other = VALUES.get(case, (one["values"][0], one["values"][-1]))
+            assert one["values"] == [usual] * (ranks - 1) + [other], (case, rank, one)
+            assert usual != other
+            assert f"ranks disagree on {field} (rank 0: {usual}, " in one["text"], (case, rank, one)
+            assert f"rank {ranks - 1}: {other}); all ranks" in one["text"], (case, rank, one)
+            assert fails_at_once(one["later"]), (case, rank, one)
+            assert fails_at_once(one["barrier"]), (case, rank, one)
+            assert one["seconds"] < SOON
+
+
+@pytest.mark.parametrize("mpi", ["mpich", "openmpi"], indirect=True)
+def test_nodes_that_call_something_else_are_named_on_every_node(mpi):
+    cases = {case: field for case, field in BETWEEN_NODES.items() if field or mpi.name == "mpich"}
+    seen, done = outcomes(mpi, 2, *cases, env=ONES)
+    assert done.returncode != 0
+    for case, field in cases.items():
+        for rank, one in enumerate(seen[case]):
+            assert one["type"] == ("MismatchError" if field else "CollectiveTimeout"), (case, rank, one)
+            assert field is None or f"ranks disagree on {field} (rank 0: " in one["text"], (case, rank, one)
+            assert fails_at_once(one["barrier"]), (case, rank, one)
+
+
+def test_one_rank_of_one_node_stops_all_nodes(mpich):
+    seen, done = outcomes(mpich, 4, "count", "op", "late", env={"TREERING_RANKS_PER_NODE": "2"})
+    assert done.returncode != 0
+    for case in ("count", "op"):
+        assert [one["type"] for one in seen[case][2:]] == ["MismatchError"] * 2
+        assert all("CollectiveError" in (one["type"], one["later"]["type"]) for one in seen[case][:2]), seen[case]
+        assert "rank 2 disagreed" in seen[case][0]["text"] + seen[case][0]["later"]["text"]
+    assert all(fails_at_once(one["barrier"]) for case in seen.values() for one in case)
+
+
+@pytest.mark.parametrize("env", [{}, ONES], ids=["a node", "two nodes"])
+def test_deadlines_and_interrupts(mpich, env):
+    cases = ("late", "late for this call", "impatient", "crossed", "abandoned")
+    interrupts = ("interrupt", "interrupt of a wait", "interrupt at once")
+    seen, done = outcomes(mpich, 2, *cases, *interrupts, "closed", env=env)
+    assert done.returncode != 0
+    for case in ("late", "late for this call"):
+        waited, late = seen[case]
+        assert waited["type"] == "CollectiveTimeout", (case, waited)
+        said = ["rank 0: allreduce sum of 1000 float32 by ", "not done after", "timeout= or TREERING_TIMEOUT"]
+        assert all(words in waited["text"] for words in said), (case, waited)
+        assert env or "rank 1 has made" in waited["text"], (case, waited)
+        assert not env or "at a receive from rank 1" in waited["text"], (case, waited)
+        assert "rank 0 passed its deadline" in late["text"] + late["later"]["text"], (case, late)
+        assert fails_at_once(waited["later"])
+        assert fails_at_once(late["barrier"])
+    assert "not done after 1.0 s" in seen["late for this call"][0]["text"]
+    patient = seen["impatient"]
+    assert patient[0]["type"] == "CollectiveTimeout"
+    assert "is not done after 0.2 s" in patient[0]["text"]
+    assert [one["right"] for one in patient] == [True, True]
+    for rank, one in enumerate(seen["crossed"]):
+        assert one["type"] == "CollectiveTimeout"
+        assert f"rank {rank}: allreduce sum of 20 float32" in one["text"]
+        assert fails_at_once(one["later"])
+    assert seen["abandoned"][0]["type"] == "CollectiveTimeout"
+    for case in interrupts:
+        stopped, other = seen[case]
+        assert stopped["type"] == "KeyboardInterrupt", (case, stopped)
+        assert "interrupted while a collective was running" in stopped["later"]["text"]
+        assert "rank 0 was interrupted" in other["text"] + other["later"]["text"], (case, other)
+        assert fails_at_once(stopped["later"])
+        assert fails_at_once(other["barrier"])
+    for calls in seen["closed"]:
+        assert {name: call["text"] for name, call in calls.items()} == dict.fromkeys(
+            calls, "this communicator is closed; make another one"
+        )
+
+
+def test_settings_that_differ_stop_all_ranks_at_start(mpich, tmp_path):
+    place = Place(nodes=1, ranks_per_node=[2], fingerprint="elsewhere")
+    rule = Rule(collective="allreduce", min_bytes=0, max_bytes=None, algorithm="ring")
+    Table(treering="0", created="2026-01-01", topology=place, rules=[rule]).save(tmp_path / "t.json")
+    cases = ("algorithm setting", "timeout setting", "table on one rank")
+    alone = ("no such table", "no such algorithm")
+    seen, done = outcomes(mpich, 3, *cases, *alone, env={"TREERING_TEST_TABLE": str(tmp_path / "t.json")})
+    assert done.returncode == 0  # another communicator has served since
+    said = {
+        "algorithm setting": "TREERING_ALGORITHM) (rank 0: none, rank 1: none, rank 2: allreduce=ring",
+        "timeout setting": "timeout (argument or TREERING_TIMEOUT) (rank 0: 2 s, rank 1: 2 s, rank 2: 77 s)",
+        "table on one rank": f"(rank 0: none, rank 1: none, rank 2: table {tmp_path}/t.json with digest ",
+    }
+    for case, text in said.items():
+        for one in seen[case]:
+            assert one["type"] == "MismatchError"
+            assert text in one["text"], (case, one)
+    for case, kind, text in (
+        ("no such table", "TableError", "/nowhere/table.json: No such file or directory"),
+        ("no such algorithm", "ValueError", "no algorithm called 'rong'; it has: ring, "),
+    ):
+        assert [one["type"] for one in seen[case]] == ["CollectiveError", "CollectiveError", kind]
+        assert all(text in one["text"] for one in seen[case]), seen[case]
+        assert "rank 2 cannot start: " in seen[case][0]["text"]
+    assert all(one["right"] for case in seen.values() for one in case)
+
+
+@pytest.mark.parametrize(
+    "way, says",
+    [
+        ("raise", "rank 2 leaves after ArithmeticError: the last rank exploded"),
+        ("kill", ""),  # launchers end the others before these can speak
+        ("exit", "PeerLost: rank "),
+        ("end", "rank 2 has ended without making this call"),
+        ("sleep", "CollectiveTimeout: rank "),
+        ("abort", "rank 2 aborts: the last rank has seen enough"),
+        ("differ", "disagree on count (rank 0: 1000, rank 1: 1000, rank 2: 5)"),
+        ("interrupt", "rank 0 leaves after interrupted while a collective was running"),
+    ],
+)
+def test_a_rank_that_goes_wrong_ends_the_job(mpich, way, says):
+    ends(mpich.run(3, ["-m", "tests.programs.engine_stops", way], timeout=SOON), says)
+
+
+@pytest.mark.parametrize("mpi", ["openmpi", "impi"], indirect=True)
+@pytest.mark.parametrize(
+    "way, says", [("raise", "leaves after ArithmeticError"), ("kill", ""), ("sleep", "CollectiveTimeout: rank ")]
+)
+def test_every_launcher_ends_the_job(mpi, way, says):
+    ends(mpi.run(3, ["-m", "tests.programs.engine_stops", way], timeout=SOON), says)
+
+
+def test_survivors_of_a_killed_rank_are_told(request):
+    """Where the launcher lets them live."""
+    library = launch.find("openmpi")
+    if library is None:
+        pytest.skip("needs Open MPI")
+    command = library.command(3, ["-m", "tests.programs.engine_stops", "kill"])
+    command.insert(1, "--enable-recovery")
+    ends(launch.run_command(command, library.environment(), timeout=SOON), "rank 2 has ended; see its own output")
+
+
+def ends(done, says):
+    said = launch.describe(done.args, done.returncode, done.stdout, done.stderr)
+    assert done.returncode != 0, said
+    assert "came to the end" not in done.stdout, said
+    assert "outlived" not in done.stderr, said
+    assert says in done.stderr, said
