@@ -19,7 +19,7 @@ from hashlib import blake2b
 from itertools import chain, groupby, pairwise, product
 from typing import Any, NamedTuple
 
-from collectives.algorithms import SEGMENT_BYTES, SLOTS, Algorithm, every, names
+from collectives.algorithms import KERNEL_BYTES, SEGMENT_BYTES, SLOTS, Algorithm, every, names
 from collectives.algorithms.registry import Nodes
 from collectives.contract import ROOTED, Contract, contract
 from collectives.rendezvous import Fault, Meeting, Program, Turn, programs
@@ -259,8 +259,9 @@ def prove(
 
 
 def settings(a: Algorithm) -> Iterator[dict[str, Any]]:
-    """Every choice of its parameters, plain and as a pipeline."""
-    own = [parameter for parameter in a.parameters if parameter not in (SEGMENT_BYTES, SLOTS)]
+    """Every choice of the parameters that make its schedule, plain and as a pipeline."""
+    lowered = (SEGMENT_BYTES.name, SLOTS.name, KERNEL_BYTES)
+    own = [parameter for parameter in a.parameters if parameter.name not in lowered]
     for values in product(*(parameter.choices for parameter in own)):
         plain = dict(zip((parameter.name for parameter in own), values, strict=True))
         yield plain

@@ -1,18 +1,17 @@
 """Prove that schedules keep their contract, for numbers of ranks and shapes of nodes. Needs no MPI and no ranks."""
 
 import argparse
-from collections.abc import Iterator
-from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from collectives import contract
-from collectives.algorithms import SEGMENT_BYTES, Algorithm, every
-from collectives.verify import Fault, verify
+from collectives.verify import prove
 from tuner import units
 from tuner.commands.common import UsageError, add_json, note, print_json, value
-from tuner.space import Candidate, candidate
+from tuner.space import candidate
 
-Nodes = list[list[int]]
+ALWAYS = ("collective", "algorithm", "ranks", "nodes", "ok", "rounds", "bytes_sent", "order", "params", "hash")
 LABEL = 84  # characters of an algorithm with its parameters
 
 
@@ -28,30 +27,19 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
 
 
-@dataclass(frozen=True)
-class Row:
-    """One proof, or what it found wrong. `bytes_sent`: by the rank that sends most, in lengths of the message."""
-
-    collective: str
-    algorithm: str
-    ranks: int
-    nodes: str
-    ok: bool
-    rounds: int | None = None
-    bytes_sent: float | None = None
-    order: str | None = None  # "fixed" where all ranks are folded in order, else the name of the tree
-    fault: str | None = None
-
-
 def run(args: argparse.Namespace) -> int:
-    chosen = select(args.collective, args.algorithms)
-    rows = []
-    for algorithm in chosen:
-        mine = [prove(algorithm, each, nodes) for nodes in places(args) for each in settings(algorithm, nodes)]
-        rows += mine
-        if not args.json:
-            show(algorithm, mine)
-    wrong = [row for row in rows if not row.ok]
+    wanted = args.algorithms.split(",") if args.algorithms else None
+    try:
+        proofs = prove(args.collective, args.ranks, args.nodes, wanted and [name.strip() for name in wanted])
+        rows = []
+        for (collective, _), group in groupby(map(readable, proofs), key=itemgetter("collective", "algorithm")):
+            mine = list(group)
+            rows += mine
+            for setting in dict.fromkeys(row["setting"] for row in mine) if not args.json else ():
+                show(f"{collective} {setting}", [row for row in mine if row["setting"] == setting])
+    except ValueError as error:
+        raise UsageError(f"--algorithms: {error}") from error
+    wrong = [row for row in rows if not row["ok"]]
     if args.json:
         print_json({"ok": not wrong, "rows": [public(row) for row in rows]})
     else:
@@ -61,66 +49,24 @@ def run(args: argparse.Namespace) -> int:
     return 1 if wrong or not rows else 0
 
 
-def select(collective: str | None, names: str | None) -> list[Algorithm]:
-    chosen = list(every(collective))
-    if names is None:
-        return chosen
-    wanted = [name.strip() for name in names.split(",")]
-    there = {algorithm.name for algorithm in chosen}
-    for name in wanted:
-        if name not in there:
-            of = f"{collective} has" if collective else "there is"
-            raise UsageError(f"--algorithms: {of} no {name!r}; there are {', '.join(sorted(there))}")
-    return [algorithm for algorithm in chosen if algorithm.name in wanted]
+def readable(row: dict[str, Any]) -> dict[str, Any]:
+    """A proof with the shape of its nodes, and its algorithm with parameters, as people write them."""
+    sizes = [len(node) for node in row["nodes"]] if row["nodes"] else [row["ranks"]]
+    setting = str(candidate(row["algorithm"], row["params"]))
+    return row | {"nodes": units.shape_name(sizes), "setting": setting}
 
 
-def places(args: argparse.Namespace) -> Iterator[Nodes]:
-    """Each number of ranks on one node, and each shape of several."""
-    yield from ([list(range(ranks))] for ranks in args.ranks)
-    yield from args.nodes
+def public(row: dict[str, Any]) -> dict[str, Any]:
+    """What is printed as JSON; `root` where the collective has one, `error` where there is one."""
+    return {name: row[name] for name in ALWAYS} | {
+        name: row[name] for name in ("root", "error") if row[name] is not None
+    }
 
 
-def settings(algorithm: Algorithm, nodes: Nodes) -> Iterator[Candidate]:
-    """Plain, as a pipeline, and with each choice of the other parameters."""
-    ranks = sum(map(len, nodes))
-    if algorithm.refusal(ranks, nodes) or (len(nodes) > 1 and not algorithm.needs_nodes):
-        return
-    other: list[dict[str, Any]] = [{}]
-    for parameter in algorithm.parameters:
-        if parameter.name not in (SEGMENT_BYTES.name, "slots"):
-            other = [{**setting, parameter.name: choice} for setting in other for choice in parameter.choices]
-    for setting in other:
-        yield candidate(algorithm.name, setting)
-        if algorithm.pipelined:
-            yield candidate(algorithm.name, {**setting, SEGMENT_BYTES.name: 1 << 16, "slots": 2})
-
-
-def prove(algorithm: Algorithm, setting: Candidate, nodes: Nodes) -> Row:
-    ranks = sum(map(len, nodes))
-    key = (algorithm.collective, str(setting), ranks, units.shape_name(map(len, nodes)))
-    try:
-        schedules = algorithm.schedules(ranks, nodes=nodes, **setting.params)
-        report = verify(schedules, contract.contract(algorithm.collective, ranks), segments=3 if setting.items else 1)
-    except Fault as fault:
-        return Row(*key, ok=False, fault=str(fault))
-    order = "fixed" if report.canonical else report.hash
-    return Row(*key, ok=True, rounds=report.rounds, bytes_sent=float(report.sent), order=order)
-
-
-def public(row: Row) -> dict[str, Any]:
-    return {name: found for name, found in vars(row).items() if name != "fault" or found is not None}
-
-
-def show(algorithm: Algorithm, rows: list[Row]) -> None:
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row.algorithm, []).append(row)
-    for name, group in groups.items():
-        wrong = [row for row in group if not row.ok]
-        label = f"{algorithm.collective} {name}"
-        state = "FAULT" if wrong else "ok"
-        most = max((row.rounds or 0) for row in group)
-        fixed = "fixed order" if all(row.order == "fixed" for row in group) else ""
-        print(f"{label:{LABEL}} {state:5} {len(group):3} proofs, at most {most:3} rounds  {fixed}".rstrip(), flush=True)
-        for row in wrong:
-            print(f"    {row.ranks} ranks on {row.nodes}: {row.fault}", flush=True)
+def show(label: str, rows: list[dict[str, Any]]) -> None:
+    wrong = [row for row in rows if not row["ok"]]
+    state, most = "FAULT" if wrong else "ok", max((row["rounds"] or 0) for row in rows)
+    fixed = "fixed order" if all(row["order"] == "fixed" for row in rows) else ""
+    print(f"{label:{LABEL}} {state:5} {len(rows):3} proofs, at most {most:3} rounds  {fixed}".rstrip(), flush=True)
+    for row in wrong:
+        print(f"    {row['ranks']} ranks on {row['nodes']}: {row['error']}", flush=True)
