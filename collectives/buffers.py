@@ -16,6 +16,7 @@ FORMATS = {
 }  # fmt: skip
 TYPECODES = {name: code for code, name in FORMATS.items() if code != "e"}
 DLPACK_CPU = (1, 3, 11)  # kDLCPU, kDLCUDAHost, kDLROCMHost
+DLPACK_NOT_ITS_OWN = 3  # flags: read-only, or a copy
 DLPACK_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat"}
 
 
@@ -88,7 +89,10 @@ def _of_tensor(torch: Any, x: Any, name: str, writes: bool) -> View:
         if writes and has_internal_overlap(x):
             raise ValueError(f"{name} is an expanded tensor, whose elements share memory; pass {name}.contiguous()")
         x, original = x.contiguous().resolve_neg().resolve_conj(), x
-    return View(x.data_ptr(), x.numel(), dtype, itemsize, x, True, original if writes else None)
+    address, count = x.data_ptr(), x.numel()
+    if not address and count:
+        raise TypeError(f"{name} is a tensor without memory (a FakeTensor, or zeros by definition); pass {name}.clone()")
+    return View(address, count, dtype, itemsize, x, True, original if writes else None)
 
 
 def has_internal_overlap(x: Any) -> bool:
@@ -151,6 +155,8 @@ def _address(memory: memoryview, n_bytes: int) -> int:
 
 
 class _DLTensor(ctypes.Structure):
+    """What a DLPack capsule holds. A versioned one has version, context, deleter and flags before it."""
+
     _fields_ = [
         ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
         ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
@@ -163,10 +169,17 @@ def _of_dlpack(x: Any, name: str) -> View:
     device = x.__dlpack_device__()
     if device[0] not in DLPACK_CPU:
         raise UnsupportedError(f"{name} is on DLPack device {tuple(device)}; only CPU memory is served here")
-    capsule = x.__dlpack__()
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    tensor = _DLTensor.from_address(pointer(capsule, b"dltensor"))
+    try:
+        capsule = x.__dlpack__(max_version=(1, 0))
+    except TypeError:  # older than versions
+        capsule = x.__dlpack__()
+    address, flags = _inside(capsule), 0
+    if ctypes.pythonapi.PyCapsule_IsValid(ctypes.py_object(capsule), b"dltensor_versioned"):
+        major, flags = ctypes.c_uint32.from_address(address).value, ctypes.c_uint64.from_address(address + 24).value
+        if major != 1:
+            raise UnsupportedError(f"{name} comes by DLPack {major}; DLPack 1 and what was before it are served")
+        address += 32
+    tensor = _DLTensor.from_address(address)
     dtype = f"{DLPACK_KINDS.get(tensor.code, 'unknown')}{tensor.bits}"
     if dtype not in DTYPES or tensor.lanes != 1:
         raise TypeError(f"{name} has DLPack dtype {dtype}, which is not reduced; there are {', '.join(DTYPES)}")
@@ -177,7 +190,14 @@ def _of_dlpack(x: Any, name: str) -> View:
     if not packed and count:
         raise ValueError(f"{name} is not contiguous; pass a contiguous array")
     address = int(tensor.data or 0) + tensor.byte_offset
-    return View(address, count, dtype, tensor.bits // 8, (x, capsule))
+    return View(address, count, dtype, tensor.bits // 8, (x, capsule), not flags & DLPACK_NOT_ITS_OWN)
+
+
+def _inside(capsule: Any) -> int:
+    """Address of what a DLPack capsule holds."""
+    versioned = ctypes.pythonapi.PyCapsule_IsValid(ctypes.py_object(capsule), b"dltensor_versioned")
+    get = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
+    return int(get(capsule, b"dltensor_versioned" if versioned else b"dltensor") or 0)
 
 
 def like(x: Any, found: View, count: int) -> Any:

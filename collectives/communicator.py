@@ -135,12 +135,13 @@ class Communicator:
         plain = out is None and algorithm is None and order is None and precision is None
         plain = plain and blocking and timeout is None and not native and not params
         torch = sys.modules.get("torch") if plain else None
-        if torch is not None and isinstance(x, torch.Tensor):
-            address, region = x.data_ptr(), 0
+        if torch is not None and isinstance(x, torch.Tensor) and x.layout is torch.strided:
+            address, count, region = x.data_ptr(), x.numel(), 0
             if self._regions.regions:
                 region = self._regions.number(address, x.nbytes)
-            quick = self._quick.get((x.dtype, x.numel(), op, region))
-            if quick is not None and x.is_cpu and x.is_contiguous():
+            quick = self._quick.get((x.dtype, count, op, region))
+            plain = address and x.is_cpu and x.is_contiguous()
+            if quick is not None and plain and (count > 1 or not x.is_neg()):  # z.conj().imag has a turned sign
                 program, self._last = quick
                 ENGINE.call(self._channel, program, address, address, x)
                 return x

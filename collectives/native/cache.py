@@ -57,7 +57,7 @@ def compiling(what: str) -> Iterator[None]:
         with open(folder() / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not there.exists() and what == "executor":
-                say("compiling for this machine, once (some ten seconds)")
+                say("compiling for this machine, once: ten seconds, or a minute where it is busy")
             yield
             there.touch()
     finally:
