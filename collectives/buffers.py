@@ -91,7 +91,7 @@ def _of_tensor(torch: Any, x: Any, name: str, writes: bool) -> View:
         x, original = x.contiguous().resolve_neg().resolve_conj(), x
     address, count = x.data_ptr(), x.numel()
     if not address and count:
-        raise TypeError(f"{name} is a tensor without memory (a FakeTensor, or zeros by definition); pass {name}.clone()")
+        raise TypeError(f"{name} is a tensor without memory (a fake one, or all zeros); pass {name}.clone()")
     return View(address, count, dtype, itemsize, x, True, original if writes else None)
 
 
@@ -173,13 +173,7 @@ def _of_dlpack(x: Any, name: str) -> View:
         capsule = x.__dlpack__(max_version=(1, 0))
     except TypeError:  # older than versions
         capsule = x.__dlpack__()
-    address, flags = _inside(capsule), 0
-    if ctypes.pythonapi.PyCapsule_IsValid(ctypes.py_object(capsule), b"dltensor_versioned"):
-        major, flags = ctypes.c_uint32.from_address(address).value, ctypes.c_uint64.from_address(address + 24).value
-        if major != 1:
-            raise UnsupportedError(f"{name} comes by DLPack {major}; DLPack 1 and what was before it are served")
-        address += 32
-    tensor = _DLTensor.from_address(address)
+    tensor, flags = _inside(capsule, name)
     dtype = f"{DLPACK_KINDS.get(tensor.code, 'unknown')}{tensor.bits}"
     if dtype not in DTYPES or tensor.lanes != 1:
         raise TypeError(f"{name} has DLPack dtype {dtype}, which is not reduced; there are {', '.join(DTYPES)}")
@@ -193,11 +187,17 @@ def _of_dlpack(x: Any, name: str) -> View:
     return View(address, count, dtype, tensor.bits // 8, (x, capsule), not flags & DLPACK_NOT_ITS_OWN)
 
 
-def _inside(capsule: Any) -> int:
-    """Address of what a DLPack capsule holds."""
-    versioned = ctypes.pythonapi.PyCapsule_IsValid(ctypes.py_object(capsule), b"dltensor_versioned")
-    get = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
-    return int(get(capsule, b"dltensor_versioned" if versioned else b"dltensor") or 0)
+def _inside(capsule: Any, name: str) -> tuple[_DLTensor, int]:
+    """What a DLPack capsule holds, and its flags."""
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    if not ctypes.pythonapi.PyCapsule_IsValid(ctypes.py_object(capsule), b"dltensor_versioned"):
+        return _DLTensor.from_address(get(capsule, b"dltensor")), 0
+    address = get(capsule, b"dltensor_versioned")
+    major = ctypes.c_uint32.from_address(address).value
+    if major != 1:
+        raise UnsupportedError(f"{name} comes by DLPack {major}; DLPack 1 and what was before it are served")
+    return _DLTensor.from_address(address + 32), ctypes.c_uint64.from_address(address + 24).value
 
 
 def like(x: Any, found: View, count: int) -> Any:
