@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from collectives.algorithms import find, names
+from collectives.algorithms import find
 from collectives.errors import CollectiveError, MismatchError, UnsupportedError
 from collectives.says import say
 from collectives.selection import FIXED_ORDER, NATIVE, Choice, Table, choose, load, parse_overrides
@@ -42,11 +42,9 @@ class Settings:
         if given and "=" not in given.split(":", 1)[0]:
             given = f"allreduce={given}"
         overrides = parse_overrides(given)
-        for collective, (name, _) in overrides.items():
-            if name not in (*names(collective), NATIVE):
-                raise ValueError(
-                    f"{collective} has no algorithm called {name!r}; it has: {', '.join(names(collective))}"
-                )
+        for collective, (name, params) in overrides.items():
+            if name != NATIVE:
+                find(collective, name).check(**params)
         if table is not None:
             table = table if isinstance(table, Table) else load(table)
             table.check(table.origin, refused)
