@@ -1,0 +1,99 @@
+"""Who shares a node with whom, what that is called, and processes that are no job."""
+
+import os
+
+import pytest
+
+from collectives import launch
+from collectives.errors import LaunchError
+from collectives.launch import connect, refuse_lone_worlds
+from collectives.topology import Topology, group_by, mpi_library, processor
+
+LINKS = ("shared-memory",)
+
+
+def topology(*nodes, links=LINKS, **more):
+    return Topology(nodes, links, **{"cpu": "a processor", "mpi": "an MPI 1.0", **more})
+
+
+@pytest.mark.parametrize(
+    "leaders, nodes",
+    [
+        ([0], ((0,),)),
+        ([0, 0, 0], ((0, 1, 2),)),
+        ([0, 0, 2, 2], ((0, 1), (2, 3))),
+        ([0, 1, 0, 1, 0], ((0, 2, 4), (1, 3))),
+        ([0, 1, 1, 3, 1], ((0,), (1, 2, 4), (3,))),
+    ],
+)
+def test_nodes_from_the_lowest_rank_of_each(leaders, nodes):
+    assert group_by(leaders) == nodes
+
+
+@pytest.mark.parametrize(
+    "nodes, shape",
+    [
+        (((0,),), "1x1"),
+        (((0, 1), (2, 3)), "2x2"),
+        (((0, 1, 2, 3),), "1x4"),
+        (((0, 1, 2), (3,)), "3+1"),
+        (((0,), (1, 2, 4), (3,)), "1+3+1"),
+    ],
+)
+def test_a_shape_names_nodes_and_ranks(nodes, shape):
+    found = topology(*nodes)
+    assert found.shape == shape
+    assert found.ranks == sum(found.ranks_per_node)
+    assert [found.node_of(rank) for node in nodes for rank in node] == [i for i, node in enumerate(nodes) for _ in node]
+
+
+def test_fingerprints_differ_where_a_table_may_not_be_used():
+    base = topology((0, 1), (2, 3))
+    others = [
+        topology((0, 1, 2, 3)),
+        topology((0, 1, 2), (3,)),
+        topology((0, 1), (2, 3), links=("shared-memory", "mpi")),
+        topology((0, 1), (2, 3), cpu="another"),
+        topology((0, 1), (2, 3), mpi="an MPI 1.1"),
+        topology((0, 1), (2, 3), device="a GPU"),
+    ]
+    assert len({found.fingerprint for found in [base, *others]}) == 1 + len(others)
+    assert base.fingerprint == topology((0, 1), (2, 3)).fingerprint
+    assert all(word in base.fingerprint for word in ("2x2", "shared-memory", "a processor", "an MPI 1.0"))
+
+
+def test_this_machine_has_names():
+    assert processor().strip()
+    assert mpi_library().split()[-1][0].isdigit()
+
+
+# ---------------------------------------------------------------- no job
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch):
+    for name, _ in launch.LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("variable, launcher", launch.LAUNCHERS)
+def test_worlds_of_one_among_several_processes_are_refused(monkeypatch, variable, launcher):
+    monkeypatch.setenv(variable, "2")
+    with pytest.raises(LaunchError) as caught:
+        refuse_lone_worlds(1, "Some MPI 1.0")
+    said = str(caught.value)
+    assert f"{launcher} started 2 processes, but each is a world of one: mpi4py here uses Some MPI 1.0" in said
+    assert "start them with " in said
+    refuse_lone_worlds(2, "Some MPI 1.0")
+
+
+@pytest.mark.parametrize("value", ["", "1", "0", "many"])
+def test_one_process_may_be_alone(monkeypatch, value):
+    for variable, _ in launch.LAUNCHERS:
+        monkeypatch.setenv(variable, value)
+    refuse_lone_worlds(1, "Some MPI 1.0")
+    assert os.environ[launch.LAUNCHERS[0][0]] == value
+
+
+@pytest.mark.parametrize("wrong", [3, "world", object()])
+def test_what_is_no_communicator_is_refused(wrong):
+    with pytest.raises(TypeError, match=f"mpi_comm is a {type(wrong).__name__}; pass an mpi4py intracommunicator"):
+        connect(wrong)
