@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import index
 from typing import Any
 
 from collectives import buffers
@@ -72,6 +73,8 @@ class Calls:
         """The call of the method of this name."""
         if collective not in PLANNED:
             raise ValueError(f"{collective!r} cannot be planned; there are {', '.join(PLANNED)}")
+        if isinstance(x, list | tuple):
+            raise UnsupportedError(f"a plan is for one array; a list is served by comm.{collective}")
         arguments = {
             "allreduce": ("out", "op"), "reduce_scatter": ("out", "op"), "allgather": ("out",),
             "broadcast": ("root",), "reduce": ("root", "out", "op"),
@@ -213,7 +216,7 @@ class Calls:
         return range(offsets[self.rank], offsets[self.rank + 1])
 
     def _check_root(self, root: int) -> None:
-        if not 0 <= root < self.size:
+        if not 0 <= index(root) < self.size:
             raise ValueError(f"root {root!r} is not one of {self.size} ranks, 0 to {self.size - 1}")
 
 

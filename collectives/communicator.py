@@ -9,7 +9,7 @@ from typing import Any
 from collectives import exits
 from collectives.calls import Calls, Options, Prepared
 from collectives.channel import Channel
-from collectives.dtypes import DTYPES, ITEMSIZE
+from collectives.dtypes import DTYPES, ITEMSIZE, check
 from collectives.engine import ENGINE, Work
 from collectives.errors import CollectiveError, UnsupportedError
 from collectives.extents import chunk_offsets
@@ -276,6 +276,7 @@ class Communicator:
             raise ValueError(f"dtype {dtype!r} does not exist; there are {', '.join(DTYPES)}")
         if nbytes < 0:
             raise ValueError(f"nbytes is {nbytes}; a message has 0 bytes or more")
+        check(dtype, op)
         options = Options(None, order, precision, {})
         return self._calls.choose(collective, nbytes // ITEMSIZE[dtype], dtype, op, options, native=True)
 
