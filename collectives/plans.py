@@ -9,7 +9,7 @@ from typing import Any
 
 from collectives import diagnosis
 from collectives import layout as at
-from collectives.algorithms import Algorithm, find
+from collectives.algorithms import KERNEL_BYTES, SEGMENT_BYTES, Algorithm, find
 from collectives.channel import Channel
 from collectives.contract import contract
 from collectives.dtypes import ITEMSIZE
@@ -23,11 +23,12 @@ from collectives.plan import Sections, Table, Target, kernel_phase, kernel_table
 from collectives.properties import output_may_be_input, smallest_part
 from collectives.schedule import DATA, INPUT, OUTPUT, WHOLE, Schedule, Span
 from collectives.symmetric import Region
-from collectives.verify import Fault, verify
+from collectives.verify import Fault, verify, weights
 
 MOST_PROGRAMS = 512  # kept by a communicator; the one used longest ago goes first
 PROVED_RANKS = 8  # up to which every schedule is proved on the actual group at its first use
 PROVED_RANKS_OF_STRANGERS = 64  # the same, for algorithms that other distributions have registered
+WEIGHED_RANKS = 32  # up to which a mean's weights are found without a collective run
 FIFO_PIECE, MPI_PIECE = 1 << 15, 1 << 17  # bytes that travel at once; all ranks must cut alike
 KERNELS = {"one_shot": at.ONE_SHOT, "two_shot": at.TWO_SHOT, "single_copy": at.SINGLE_COPY}
 CHUNKED = ("reduce_scatter", "allgather")  # collectives whose chunks a caller can see
@@ -94,9 +95,9 @@ class Plans:
     # ------------------------------------------------------------ making one
     def _make(self, call: Call, region: Region | None) -> Program:
         schedule = self._schedule(call)
-        weights = self._weights_of(call, schedule) if call.op == "avg" else None
         itemsize = ITEMSIZE[call.dtype]
         before, whole = self._kernel_phases(call, itemsize, region)
+        weights = self._weights_of(call, schedule) if call.op == "avg" and not whole else None
         parts = self.topology.ranks if call.collective in CHUNKED else 1
         bound = Bound(chunk_offsets(call.count, parts), max(1, at.LINE // itemsize))
         params = dict(call.params)
@@ -181,12 +182,8 @@ class Plans:
 
     def _schedule(self, call: Call) -> Schedule:
         """This rank's schedule, proved together with all others where that is cheap."""
-        params = dict(call.params)
-        params["segment_bytes"] = 1 if params.get("segment_bytes") else None
-        algorithm = find(call.collective, call.algorithm)
-        if not algorithm.pipelined:
-            del params["segment_bytes"]
-        key = call.collective, call.algorithm, tuple(sorted(params.items())), call.root
+        algorithm, params = find(call.collective, call.algorithm), dict(self._settings(call))
+        key = call.collective, call.algorithm, self._settings(call), call.root
         if key not in self._schedules:
             ranks, nodes = self.topology.ranks, self.topology.nodes
             ours = (algorithm.emit.__module__ or "").startswith("collectives.")
@@ -195,16 +192,27 @@ class Plans:
             self._schedules[key] = algorithm.schedule(range(ranks), self.rank, nodes=nodes, root=call.root, **params)
         return self._schedules[key]
 
+    def _settings(self, call: Call) -> tuple[tuple[str, Any], ...]:
+        """The parameters by which a schedule differs; of a segment's length, only whether there are segments."""
+        short = ((name, value and 1 if name == SEGMENT_BYTES.name else value) for name, value in call.params)
+        return tuple((name, value) for name, value in short if name != KERNEL_BYTES)
+
     def _weights_of(self, call: Call, schedule: Schedule) -> list[int]:
-        """What each operand of each fold weighs in a mean: from a dry run in which everyone contributes 1."""
-        params = tuple((name, value) for name, value in call.params if name != "segment_bytes")
-        pipelined = dict(call.params).get("segment_bytes") is not None
-        key = call.collective, call.algorithm, params, pipelined, call.root
+        """What each operand of each fold weighs in a mean: from everybody's schedules where they are few."""
+        key = call.collective, call.algorithm, self._settings(call), call.root
         if key not in self._weights:
-            self._weights[key] = self._dry_run(call, schedule)
+            proved = self.topology.ranks <= WEIGHED_RANKS
+            self._weights[key] = self._proved_weights(call) if proved else self._dry_run(call, schedule)
         return self._weights[key]
 
+    def _proved_weights(self, call: Call) -> list[int]:
+        ranks, params = self.topology.ranks, dict(self._settings(call))
+        algorithm = find(call.collective, call.algorithm)
+        schedules = algorithm.schedules(ranks, nodes=self.topology.nodes, root=call.root, **params)
+        return weights(schedules, contract(call.collective, ranks, call.root))[self.rank]
+
     def _dry_run(self, call: Call, schedule: Schedule) -> list[int]:
+        """The same from a collective run in which everyone contributes 1."""
         ranks = self.topology.ranks
         parts = max(2 * int(1 / smallest_part(schedule)) + 2, ranks)  # so that no message is empty
         count = self._largest(-(-parts // ranks) * ranks)

@@ -25,7 +25,7 @@ from collectives.contract import ROOTED, Contract, contract
 from collectives.rendezvous import Fault, Meeting, Program, Turn, programs
 from collectives.schedule import COPY, INPUT, RECV, SCRATCH, SEND, Schedule, Span
 
-__all__ = ["Fault", "Report", "prove", "shape", "verify"]
+__all__ = ["Fault", "Report", "prove", "shape", "verify", "weights"]
 
 
 class Report(NamedTuple):
@@ -41,11 +41,19 @@ class Report(NamedTuple):
 
 def verify(schedules: Sequence[Schedule], contract: Contract, segments: int = 1) -> Report:
     """Raises Fault where a schedule is wrong; else reports costs and trees. Pipelines run for that many segments."""
-    layouts = [contract.layout(rank) for rank in range(len(schedules))]
-    for rank, (schedule, layout) in enumerate(zip(schedules, layouts, strict=True)):
-        check_cells(rank, schedule, layout)
-    run = Run(programs(schedules, segments), layouts)
+    run = Run.of(schedules, contract, segments)
     return run.report(contract, run.run(contract))
+
+
+def weights(schedules: Sequence[Schedule], contract: Contract) -> list[list[int]]:
+    """What each operand of each fold weighs in a mean: for each rank, by phases, lanes, rounds, folds and places.
+
+    Raises Fault where a schedule is wrong.
+    """
+    run = Run.of(schedules, contract, 1)
+    run.run(contract)
+    rounds = [[t for phase in phases for lane in phase for t in lane] for phases in run.programs]
+    return [[weight for turn in turns for weight in run.weights.get(turn, ())] for turns in rounds]
 
 
 def check_cells(rank: int, schedule: Schedule, layout: Mapping[str, Sequence[Span]]) -> None:
@@ -110,11 +118,19 @@ class Run:
         self.pieces = {span: (index[span.lo], index[span.hi]) for span in spans}
         self.buffers: dict[str, int] = {}
 
+        self.weights: dict[Turn, list[int]] = {}  # of the operands of a round's folds
         self.writable = [{p for b in held if b != INPUT for x in held[b] for p in self.at(b, x)} for held in layouts]
         for phase in chain.from_iterable(programs):
             self.check_lanes(phase)
         for turn in turns:
             self.check_round(turn)
+
+    @classmethod
+    def of(cls, schedules: Sequence[Schedule], contract: Contract, segments: int) -> "Run":
+        layouts = [contract.layout(rank) for rank in range(len(schedules))]
+        for rank, (schedule, layout) in enumerate(zip(schedules, layouts, strict=True)):
+            check_cells(rank, schedule, layout)
+        return cls(programs(schedules, segments), layouts)
 
     def at(self, buffer: str, span: Span) -> range:
         base = self.buffers.setdefault(buffer, len(self.buffers)) * len(self.width)
@@ -177,6 +193,7 @@ class Run:
             parts = [came[s] if s else self.read(turn, turn.rank, own or buffer, span) for s in operands]
             if any(len({self.forest.weight(tree) for tree in trees}) > 1 for trees in parts):
                 raise Fault(f"{turn}: {span} holds sums of different weights, so it has no mean in one step")
+            self.weights.setdefault(turn, []).extend(self.forest.weight(trees[0]) for trees in parts)
             trees = (self.forest.fold(operands, turn) for operands in zip(*parts, strict=True))
             new |= zip(self.at(buffer, span), trees, strict=True)
             self.folded[turn.rank] += span.size * (len(parts) - 1)
