@@ -240,6 +240,16 @@ def averages(comm: collectives.Communicator, report: Report) -> None:
                     report.equal(x, torch.full_like(x, value), f"average of {value} by {algorithm.name} {dtype}")
 
 
+def weights(comm: collectives.Communicator, report: Report) -> None:
+    """A dry run, which many ranks make, finds the weights that a few find without one."""
+    plans = comm._plans
+    for algorithm in ALLREDUCES:
+        for segment in (None, 4096):
+            call = plans.call("allreduce", "float32", 9, "avg", 0, algorithm.name, {"segment_bytes": segment})
+            noted = plans._dry_run(call, plans._schedule(call))
+            report.check(noted == plans._proved_weights(call), f"weights by {algorithm.name}, {segment}: {noted}")
+
+
 def every_half(comm: collectives.Communicator, report: Report) -> None:
     """All bit patterns, the other rank's reversed: exactly the sum in float32, rounded once."""
     patterns = torch.arange(65536, dtype=torch.int32).to(torch.int16)
@@ -267,6 +277,7 @@ def main(seed: str, n: int, calls: int) -> None:
         accuracy(comm, report)
         report.time("accuracy")
         averages(comm, report)
+        weights(comm, report)
         report.time("averages")
         if comm.size == 2:
             every_half(comm, report)

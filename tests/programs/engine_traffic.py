@@ -101,6 +101,13 @@ def several_communicators(comm: collectives.Communicator, report: Report) -> Non
         ranks = comm.size * (comm.size - 1) // 2
         for i, x in enumerate(xs):
             report.check(bool((x == ranks + 10 * i * comm.size).all()), f"communicator {i}: {x.unique()}")
+    order = Random(comm.rank + 1).sample(range(3), 3)
+    means = {i: filled(900, comm.rank + i) for i in order}
+    works = {i: others[i].allreduce(means[i], op="avg", algorithm="ring", blocking=False) for i in order}
+    for i in order:
+        works[i].wait()
+        wanted = i + (comm.size - 1) / 2
+        report.check(bool((means[i] == wanted).all()), f"means on communicator {i}: {means[i].unique()}, not {wanted}")
     for i, x in enumerate(filled(5, comm.rank) for _ in others):  # and in one order, each waiting for itself
         others[i].allreduce(x)
         report.check(bool((x == comm.size * (comm.size - 1) // 2).all()), "one after the other")

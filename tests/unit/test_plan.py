@@ -32,6 +32,7 @@ from collectives.schedule import (
     recv_reduce,
     send,
 )
+from collectives.verify import weights
 from tests.unit.reference import Wrong
 from tests.unit.table_cases import Case
 
@@ -207,14 +208,16 @@ def test_what_lowering_adds_is_needed(name, word, case):
 
 # ---------------------------------------------------------------- weights
 @ALL
-def test_a_dry_run_weighs_every_operand(algorithm):
-    """The same, whenever messages move; and every operand's is noted."""
+def test_a_dry_run_weighs_every_operand_as_the_proof_does(algorithm):
+    """Whenever messages move; and every operand's weight is noted."""
     for ranks, nodes in [(6, None), (7, None), (5, SHAPES[2]), (6, SHAPES[4])]:
         for params in list(choices(algorithm))[:4]:
             case = Case(algorithm, ranks, 31, params, nodes=nodes, shared=nodes is None)
-            weights = case.weights(seed=1)
-            assert all(weight > 0 for noted in weights for weight in noted)
-            assert weights == case.weights(seed=2)
+            noted = case.weights(seed=1)
+            assert all(weight > 0 for each in noted for weight in each)
+            assert noted == case.weights(seed=2)
+            schedules = algorithm.schedules(ranks, nodes=nodes, **dict(params))
+            assert noted == weights(schedules, contract(algorithm.collective, ranks)), "the proof finds others"
 
 
 # ---------------------------------------------------------------- large messages
