@@ -5,7 +5,7 @@ import json
 import pytest
 
 pytestmark = pytest.mark.mpi
-CASES, CALLS = 130, 300
+CASES, CALLS = 90, 150
 LINKS = {
     "shared": {},
     "schedules": {"TREERING_KERNELS": "off"},  # shared memory without node kernels
@@ -16,7 +16,7 @@ LINKS = {
 LAUNCHES = {
     "mpich": "1 shared, 2 shared, 2 mpi, 3 schedules, 3 twos, 4 shared, 4 threes, 5 threes",
     "openmpi": "2 schedules, 3 mpi, 4 shared, 4 twos",
-    "impi": "2 shared, 3 twos, 4 mpi, 4 schedules",
+    "impi": "2 shared, 3 twos, 4 mpi",
 }
 SHAPES = {"3 twos": "2+1", "4 twos": "2x2", "4 threes": "3+1", "5 threes": "3+2"}
 
@@ -37,3 +37,9 @@ def test_the_contract(mpi, what):
     assert found["shape"] == SHAPES.get(what, f"1x{ranks}")
     wanted = {"mpi": ["mpi"], "twos": ["shared-memory", "mpi"], "threes": ["shared-memory", "mpi"]}
     assert found["links"] == ([] if ranks == "1" else wanted.get(links, ["shared-memory"]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm, links", [("two_shot", "shared"), ("ring", "mpi")])
+def test_a_message_of_more_bytes_than_an_int_counts(mpich, algorithm, links):
+    assert json.loads(mpich(2, "engine_large", algorithm, timeout=200, env=LINKS[links]).stdout)["wrong"] == []
