@@ -113,43 +113,60 @@ def test_one_rank_of_one_node_stops_all_nodes(mpich):
     assert all(fails_at_once(one["barrier"]) for case in seen.values() for one in case)
 
 
-@pytest.mark.parametrize("env", [{}, ONES], ids=["a node", "two nodes"])
-def test_deadlines_and_interrupts(mpich, env):
-    cases = ("late", "late for this call", "impatient", "crossed", "abandoned")
+def check_late(case, seen, nodes):
+    waited, late = seen[case]
+    assert waited["type"] == "CollectiveTimeout", (case, waited)
+    said = ["rank 0: allreduce sum of 1000 float32 by ", "not done after", "timeout= or TREERING_TIMEOUT"]
+    said.append("at a receive from rank 1" if nodes else "rank 1 has made")
+    assert all(words in waited["text"] for words in said), (case, waited)
+    assert "rank 0 passed its deadline" in late["text"] + late["later"]["text"], (case, late)
+    assert fails_at_once(waited["later"])
+    assert fails_at_once(late["barrier"])
+
+
+def check_interrupt(case, seen):
+    stopped, other = seen[case]
+    assert stopped["type"] == "KeyboardInterrupt", (case, stopped)
+    assert "interrupted while a collective was running" in stopped["later"]["text"]
+    assert "rank 0 was interrupted" in other["text"] + other["later"]["text"], (case, other)
+    assert fails_at_once(stopped["later"])
+    assert fails_at_once(other["barrier"])
+
+
+def check_crossed(seen):
+    """Each rank names the group that it waits in."""
+    for rank, one in enumerate(seen["crossed"]):
+        assert one["type"] == "CollectiveTimeout"
+        assert f"rank {rank}: allreduce sum of 20 float32" in one["text"]
+        assert fails_at_once(one["later"])
+
+
+def test_deadlines_and_interrupts(mpich):
     interrupts = ("interrupt", "interrupt of a wait", "interrupt at once")
-    seen, done = outcomes(mpich, 2, *cases, *interrupts, "closed", env=env)
+    cases = ("late", "late for this call", "impatient", "crossed", "abandoned", *interrupts, "closed")
+    seen, done = outcomes(mpich, 2, *cases)
     assert done.returncode != 0
     for case in ("late", "late for this call"):
-        waited, late = seen[case]
-        assert waited["type"] == "CollectiveTimeout", (case, waited)
-        said = ["rank 0: allreduce sum of 1000 float32 by ", "not done after", "timeout= or TREERING_TIMEOUT"]
-        assert all(words in waited["text"] for words in said), (case, waited)
-        assert env or "rank 1 has made" in waited["text"], (case, waited)
-        assert not env or "at a receive from rank 1" in waited["text"], (case, waited)
-        assert "rank 0 passed its deadline" in late["text"] + late["later"]["text"], (case, late)
-        assert fails_at_once(waited["later"])
-        assert fails_at_once(late["barrier"])
+        check_late(case, seen, nodes=False)
     assert "not done after 1.0 s" in seen["late for this call"][0]["text"]
     patient = seen["impatient"]
     assert patient[0]["type"] == "CollectiveTimeout"
     assert "is not done after 0.2 s" in patient[0]["text"]
     assert [one["right"] for one in patient] == [True, True]
-    for rank, one in enumerate(seen["crossed"]):
-        assert one["type"] == "CollectiveTimeout"
-        assert f"rank {rank}: allreduce sum of 20 float32" in one["text"]
-        assert fails_at_once(one["later"])
+    check_crossed(seen)
     assert seen["abandoned"][0]["type"] == "CollectiveTimeout"
     for case in interrupts:
-        stopped, other = seen[case]
-        assert stopped["type"] == "KeyboardInterrupt", (case, stopped)
-        assert "interrupted while a collective was running" in stopped["later"]["text"]
-        assert "rank 0 was interrupted" in other["text"] + other["later"]["text"], (case, other)
-        assert fails_at_once(stopped["later"])
-        assert fails_at_once(other["barrier"])
+        check_interrupt(case, seen)
     for calls in seen["closed"]:
-        assert {name: call["text"] for name, call in calls.items()} == dict.fromkeys(
-            calls, "this communicator is closed; make another one"
-        )
+        assert {call["text"] for call in calls.values()} == {"this communicator is closed; make another one"}
+
+
+def test_deadlines_and_interrupts_between_nodes(mpich):
+    seen, done = outcomes(mpich, 2, "late", "crossed", "interrupt", env=ONES)
+    assert done.returncode != 0
+    check_late("late", seen, nodes=True)
+    check_crossed(seen)
+    check_interrupt("interrupt", seen)
 
 
 def test_settings_that_differ_stop_all_ranks_at_start(mpich, tmp_path):

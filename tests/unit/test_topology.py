@@ -6,7 +6,7 @@ import pytest
 
 from collectives import launch
 from collectives.errors import LaunchError
-from collectives.launch import connect, refuse_lone_worlds
+from collectives.launch import connect, refuse_lone_worlds, split_by_node
 from collectives.topology import Topology, group_by, mpi_library, processor
 
 LINKS = ("shared-memory",)
@@ -91,6 +91,35 @@ def test_one_process_may_be_alone(monkeypatch, value):
         monkeypatch.setenv(variable, value)
     refuse_lone_worlds(1, "Some MPI 1.0")
     assert os.environ[launch.LAUNCHERS[0][0]] == value
+
+
+class Host:
+    """An mpi4py communicator, as far as it is split into nodes."""
+
+    def __init__(self, size, rank):
+        self.size, self.rank = size, rank
+
+    def Split_type(self, _):  # noqa: N802
+        return self
+
+    def Split(self, color, _):  # noqa: N802
+        return [rank for rank in range(self.size) if rank // int(os.environ["TREERING_RANKS_PER_NODE"]) == color]
+
+    def Free(self):  # noqa: N802
+        pass
+
+
+@pytest.mark.parametrize("given, node", [("1", [4]), ("2", [4]), ("3", [3, 4]), ("9", [0, 1, 2, 3, 4])])
+def test_a_host_may_be_parted_into_nodes(monkeypatch, given, node):
+    monkeypatch.setenv("TREERING_RANKS_PER_NODE", given)
+    assert split_by_node(Host(5, 4)) == node
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "two", "1.5"])
+def test_nodes_have_a_number_of_ranks(monkeypatch, given):
+    monkeypatch.setenv("TREERING_RANKS_PER_NODE", given)
+    with pytest.raises(ValueError, match=f"TREERING_RANKS_PER_NODE is '{given}'; it is a number of ranks, 1 or more"):
+        split_by_node(Host(5, 4))
 
 
 @pytest.mark.parametrize("wrong", [3, "world", object()])
