@@ -89,7 +89,7 @@ class Communicator:
         self._settings.announce(self)
 
     def _open(self, mpi_comm: Any, settings: Settings | Exception) -> None:
-        self._group = connect(mpi_comm)
+        self._group = connect(mpi_comm, ENGINE.meet)
         self.rank: int = self._group.comm.rank
         self.size: int = self._group.comm.size
         self._settings = settings = agree(self._group.comm, settings)
@@ -147,6 +147,8 @@ class Communicator:
                 return x
         self._check_open()
         if native:
+            reason = "the call asks for the MPI library's own collective"
+            self._last = Choice(NATIVE, {}, origin="argument", reason=reason)
             return self._native(x, out, op, blocking)
         options = Options(algorithm, order, precision, params)
         if isinstance(x, list | tuple):
@@ -246,6 +248,7 @@ class Communicator:
         correspond, all of them go the ordinary way. TypeError, MismatchError; UnsupportedError where there is no room.
         """
         self._check_open()
+        ENGINE.meet(self._group.comm)
         return self._regions.empty(shape, dtype)
 
     def register(self, x: Any) -> Any:
@@ -254,6 +257,7 @@ class Communicator:
         Only storages that nobody resizes may be registered. They are kept until `release(x)`, which is local, or close.
         """
         self._check_open()
+        ENGINE.meet(self._group.comm)
         return self._regions.register(x)
 
     def release(self, x: Any) -> None:
@@ -310,7 +314,9 @@ class Communicator:
         if not blocking:
             raise UnsupportedError("native=True blocks; treering's own algorithms serve blocking=False")
         source, target, result = self._calls.pair(x, out, op)
-        self._last = Choice(NATIVE, {}, origin="argument", reason="the call asks for the MPI library's own collective")
+        while self._channel.pending:  # it would let nothing move until it returns
+            ENGINE.wait(self._channel.pending[-1])
+        self._check_open()
         allreduce(self._group.comm, source, target, op)
         target.restore()
         return result
@@ -325,6 +331,7 @@ class Communicator:
         from mpi4py import MPI
 
         self._check_open()
+        ENGINE.meet(self._group.comm)
         part = self._group.comm.Split(MPI.UNDEFINED if color is None else color, key)
         if part == MPI.COMM_NULL:
             return None

@@ -1,6 +1,7 @@
 """From started processes to a group of ranks: MPI is initialised here, and not before a communicator is made."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -35,8 +36,11 @@ class Group:
             comm.Free()
 
 
-def connect(mpi_comm: Any = None) -> Group:
-    """Duplicates of mpi_comm, or of COMM_WORLD. Collective. LaunchError where ranks were not started as one job."""
+def connect(mpi_comm: Any = None, meet: Callable[[Any], None] = lambda _: None) -> Group:
+    """Duplicates of mpi_comm, or of COMM_WORLD. Collective. LaunchError where ranks were not started as one job.
+
+    meet: called with the communicator before ranks wait for each other in the MPI library.
+    """
     try:
         from mpi4py import MPI
     except ImportError as error:
@@ -50,6 +54,7 @@ def connect(mpi_comm: Any = None) -> Group:
         refuse_lone_worlds(mpi_comm.size, MPI.Get_library_version().split(",")[0].split("\n")[0])
     if not isinstance(mpi_comm, MPI.Intracomm):
         raise TypeError(f"mpi_comm is a {type(mpi_comm).__name__}; pass an mpi4py intracommunicator")
+    meet(mpi_comm)
     comm = mpi_comm.Dup()
     comm.Set_errhandler(MPI.ERRORS_RETURN)
     return Group(comm, split_by_node(comm), comm.Dup())
