@@ -89,6 +89,45 @@ def growing(report: Report) -> None:
         comm.close()
 
 
+def meanwhile(comm: collectives.Communicator, report: Report) -> None:
+    """A call under way goes on while its rank waits for others in the MPI library."""
+
+    def split() -> None:
+        part = comm.split(0)
+        assert part is not None
+        part.close()
+
+    for name, act in {
+        "split": split,
+        "another communicator": lambda: collectives.Communicator(timeout=60).close(),
+        "the library's own": lambda: comm.allreduce(filled(3, 1), native=True),
+    }.items():
+        x = filled(100_000, 1)
+        if comm.rank == 0:
+            work = comm.allreduce(x, blocking=False)
+            act()
+            work.wait()
+        else:
+            time.sleep(0.02)
+            comm.allreduce(x)
+            act()
+        report.check(bool((x == comm.size).all()), f"a work under way during {name}: {x.unique()}")
+
+
+def far_ahead(comm: collectives.Communicator, report: Report) -> None:
+    """A root that waits for nobody, and hundreds of works at once."""
+    for i in range(150):
+        x = filled(20, i if comm.rank == 0 else -1)
+        comm.broadcast(x)
+        if comm.rank and i % 50 == 0:
+            time.sleep(0.01)
+        report.check(bool((x == i).all()), f"broadcast {i} behind a root far ahead: {x.unique()}")
+    xs = [filled(30, i) for i in range(300)]
+    for work in [comm.allreduce(x, blocking=False) for x in xs]:
+        work.wait()
+    report.check(all(bool((x == i * comm.size).all()) for i, x in enumerate(xs)), "300 works at once")
+
+
 def several_communicators(comm: collectives.Communicator, report: Report) -> None:
     """Three at once; works begun in another order on each rank; then groups."""
     others = [collectives.Communicator(timeout=60), collectives.Communicator(MPI.COMM_WORLD, timeout=60), comm]
@@ -230,6 +269,8 @@ def traffic(comm: collectives.Communicator, report: Report, random: Random, call
     report.time("back to back")
     without_waiting(comm, report)
     growing(report)
+    meanwhile(comm, report)
+    far_ahead(comm, report)
     report.time("without waiting")
     several_communicators(comm, report)
     reopened(report)
