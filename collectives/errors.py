@@ -20,11 +20,12 @@ class MismatchError(CollectiveError):
         self, field: str, ranks: Sequence[int], values: Sequence[object], where: str = "", mend: str = SAME_CALLS
     ):
         self.field, self.ranks, self.values = field, tuple(ranks), tuple(values)
+        self._around = where, mend
         said = ", ".join(f"rank {rank}: {value}" for rank, value in zip(ranks, values, strict=True))
         super().__init__(f"{where + ': ' if where else ''}ranks disagree on {field} ({said}); {mend}")
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return type(self), (self.field, self.ranks, self.values)
+        return type(self), (self.field, self.ranks, self.values, *self._around)
 
 
 class CollectiveTimeout(CollectiveError):

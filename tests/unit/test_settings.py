@@ -1,5 +1,7 @@
 """What a communicator goes by: arguments before environment before table; and what is refused."""
 
+import pickle
+
 import pytest
 
 from collectives.algorithms import every
@@ -181,6 +183,17 @@ def test_other_tables_and_links_are_named(monkeypatch, table):
     monkeypatch.delenv("TREERING_LINKS")
     with pytest.raises(MismatchError, match=r"TREERING_LINKS \(rank 0: not set, rank 1: mpi\)"):
         agree(Ranks(other), mine)
+
+
+def test_a_mismatch_may_be_sent_to_another_process():
+    error = MismatchError("count", [0, 2], [5, 6], "rank 0: allreduce", "give all ranks the same")
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.field, again.ranks, again.values) == ("count", (0, 2), (5, 6))
+    assert (
+        str(again)
+        == str(error)
+        == ("rank 0: allreduce: ranks disagree on count (rank 0: 5, rank 2: 6); give all ranks the same")
+    )
 
 
 def test_a_rank_that_cannot_read_its_settings_tells_the_others():
