@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from collectives.errors import UnsupportedError
 from collectives.table import COLLECTIVES, Place, Rule, RunnerUp, Table, Value, load, parse
 
 __all__ = ["NATIVE", "Choice", "Table", "choose", "default", "difference", "load", "parse", "parse_overrides"]
@@ -63,8 +62,7 @@ def choose(
     """What serves a message of nbytes. A table counts only where its fingerprint is the topology's.
 
     allow_native: a rule may name the MPI library's own collective. deterministic: only algorithms that fold all ranks
-    in order. Where the rule may not be taken its runner-up is, and the default after that. UnsupportedError where
-    nothing deterministic exists.
+    in order. Where the rule may not be taken its runner-up is, and the default after that.
     """
     because = "no tuning table"
     if table is not None and table.topology.fingerprint == topology.fingerprint:

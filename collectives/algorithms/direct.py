@@ -5,7 +5,20 @@ The schedule twins of the fused node kernels. Few rounds, many messages: for ran
 
 from collections.abc import Iterator
 
-from collectives.schedule import INPUT, OUTPUT, SCRATCH, WHOLE, Group, Round, Span, copy, fold, recv, send, there_and_back
+from collectives.schedule import (
+    INPUT,
+    OUTPUT,
+    SCRATCH,
+    WHOLE,
+    Group,
+    Round,
+    Span,
+    copy,
+    fold,
+    recv,
+    send,
+    there_and_back,
+)
 
 
 def one_shot(g: Group, span: Span = WHOLE) -> Iterator[Round]:

@@ -196,10 +196,10 @@ def staged(state: int, row: int, step: int) -> int:
                     hand(state, step, row, me, ranks)
                 moved += 1
         i = s[PART]
-        if takes and i < pieces and (i < s[ARRIVED] or not owns):
-            if reached(state, owner, FOLDED, s[TICKET] + i + 1):
-                take(state, step, row, me, ranks)
-                moved += 1
+        ready = takes and i < pieces and (i < s[ARRIVED] or not owns)
+        if ready and reached(state, owner, FOLDED, s[TICKET] + i + 1):
+            take(state, step, row, me, ranks)
+            moved += 1
         if before == moved:
             return moved
     end(state, step, (owns and gives) or (takes and owner == at.EVERYONE))

@@ -111,8 +111,12 @@ COSTS = {
     ("allgather", "ring"): lambda p: (p - 1, share(p), 0),
     ("allgather", "bruck"): lambda p: (bits(p), share(p), 0),
     ("allgather", "direct"): lambda p: (p > 1, share(p), 0),
+    ("allgather", "single_copy"): lambda p: (p > 1, share(p), 0),
     ("reduce", "binomial_tree"): lambda p: (depth(p), p > 1, bits(p)),
+    ("reduce", "direct"): lambda p: (p > 1, p > 1, p - 1),
+    ("reduce", "two_shot"): lambda p: (2 * (p > 1), p > 1, share(p)),
     ("broadcast", "binomial_tree"): lambda p: (depth(p), bits(p), 0),
+    ("broadcast", "direct"): lambda p: (p > 1, p - 1, 0),
     ("broadcast", "scatter_allgather"): lambda p: (depth(p) + p - 1, 2 * share(p), 0),
 }
 

@@ -43,8 +43,17 @@ SINGLE_COPY, SINGLE_COPY_ALLGATHER = Kind("single_copy", copies=True), Kind("gat
 TO_ROOT = [Kind(f"reduce_two_shot_{r}", takers="root", root=r) for r in (0, 1)]
 LINEAR = [Kind(f"reduce_{r}", owner=r, takers="none", root=r) for r in (0, 1)]
 BROADCAST = [Kind(f"broadcast_{r}", gives=False, owner=r, root=r) for r in (0, 1)]
-KINDS = (ONE_SHOT, TWO_SHOT, REDUCE_SCATTER, ALLGATHER, SINGLE_COPY, SINGLE_COPY_ALLGATHER)
-KINDS += (*TO_ROOT, *LINEAR, *BROADCAST)
+KINDS = (
+    ONE_SHOT,
+    TWO_SHOT,
+    REDUCE_SCATTER,
+    ALLGATHER,
+    SINGLE_COPY,
+    SINGLE_COPY_ALLGATHER,
+    *TO_ROOT,
+    *LINEAR,
+    *BROADCAST,
+)
 
 
 class Rank(NamedTuple):
@@ -132,28 +141,29 @@ class Model:
         kind, pieces, base = self.kinds[r.call], self.pieces[r.call], self.base[r.call]
         others = [i for i in range(self.ranks) if i != me]
         if kind.copies:
-            yield from self.copies(state, me, r, others)
+            yield from self.copies(state, r, others)
             return
         owners, takers = ([i for i in others if chosen(i)] for chosen in (kind.owns, kind.takes))
         written_over = base - self.ring + 1  # + k: what who reads piece k - ring must have come to
-        if kind.gives and r.given < pieces:
-            if r.given < self.ring or self.reached(state, owners, "folded", written_over + r.given):
-                yield r._replace(given=r.given + 1)
+        free = r.given < self.ring or self.reached(state, owners, "folded", written_over + r.given)
+        if kind.gives and r.given < pieces and free:
+            yield r._replace(given=r.given + 1)
         folds = (kind.owns(me) or kind.one_shot) and r.folded < (r.given if kind.gives else pieces)
-        if folds and (not kind.gives or self.reached(state, others, "given", base + r.folded + 1)):
-            if r.folded < self.ring or self.reached(state, takers, "taken", written_over + r.folded):
-                gift = "gift", r.call % self.halves, r.folded % self.ring
-                yield self.read(state, r, "fold", [(i, gift, (r.call, r.folded)) for i in others if kind.gives])
-        if kind.takes(me) and r.taken < (r.folded if kind.owns(me) else pieces):
-            if self.reached(state, owners, "folded", base + r.taken + 1):
-                result = "result", r.call % self.halves, r.taken % self.ring
-                yield self.read(state, r, "take", [(i, result, (r.call, r.taken)) for i in owners])
+        given = not kind.gives or self.reached(state, others, "given", base + r.folded + 1)
+        free = r.folded < self.ring or self.reached(state, takers, "taken", written_over + r.folded)
+        if folds and given and free:
+            gift = "gift", r.call % self.halves, r.folded % self.ring
+            yield self.read(state, r, "fold", [(i, gift, (r.call, r.folded)) for i in others if kind.gives])
+        takes = kind.takes(me) and r.taken < (r.folded if kind.owns(me) else pieces)
+        if takes and self.reached(state, owners, "folded", base + r.taken + 1):
+            result = "result", r.call % self.halves, r.taken % self.ring
+            yield self.read(state, r, "take", [(i, result, (r.call, r.taken)) for i in owners])
         done = r.given == pieces * kind.gives and r.folded == pieces * (kind.owns(me) or kind.one_shot)
         if done and r.taken == pieces * kind.takes(me):
-            saw = kind.gives and folds_anything(kind, me) or kind.takes(me) and kind.owner is None
+            saw = (kind.gives and folds_anything(kind, me)) or (kind.takes(me) and kind.owner is None)
             yield self.ended(state, r, saw)
 
-    def copies(self, state: tuple[Rank, ...], me: int, r: Rank, others: list[int]) -> Iterator[Rank]:
+    def copies(self, state: tuple[Rank, ...], r: Rank, others: list[int]) -> Iterator[Rank]:
         kind, pieces, base = self.kinds[r.call], self.pieces[r.call], self.base[r.call]
         if not r.given:
             yield r._replace(given=pieces, folded=0 if kind.gives else pieces)
