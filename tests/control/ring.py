@@ -25,6 +25,7 @@ from collectives.native.memory import (
 )
 from collectives.native.storage import Memory
 from collectives.native.window import SharedWindow
+from collectives.mpi_peers import MpiPeers
 
 (DATA, BYTES, RANK, RANKS, PIECE, STAGING, ISEND, IRECV, TEST, COMM, BYTE, IGNORE, KERNEL, REQUESTS, FLAG,
  TO, FROM, SENT, GOT, DEPTH, OPERANDS) = range(21)  # fmt: skip
@@ -154,8 +155,7 @@ class Ring:
         self.at = self.memory.address
         self.words = w = self.memory.words(0, OPERANDS + 8)
         fifo = LINE + depth * (LINE + piece)
-        self.window = SharedWindow.create(comm, comm.size * fifo)
-        assert self.window is not None, "no shared memory for the FIFOs"
+        self.window = SharedWindow.create(MpiPeers(comm), comm.size * fifo)
         w[RANK], w[RANKS], w[PIECE], w[DEPTH] = comm.rank, comm.size, piece, depth
         w[ISEND], w[IRECV], w[TEST] = mpi_functions()
         w[COMM], w[BYTE], w[IGNORE] = MPI._handleof(comm), MPI._handleof(MPI.BYTE), status_ignore()
