@@ -100,10 +100,10 @@ class Communicator:
     ) -> "Communicator":
         """A communicator of ranks of one node that find each other in a store; MPI need not even be installed.
 
-        store: a torch.distributed.Store (TCPStore, FileStore, ...), or anything with its `set`, `get` and `check`. rank:
-        of this process, 0 to size - 1. prefix: what keys in the store begin with; groups that may meet at the same time
-        in one store need prefixes of their own. Other arguments as for any communicator; `timeout` is also how long
-        ranks wait for each other here.
+        store: a torch.distributed.Store (TCPStore, FileStore, ...), or anything with its `set`, `get` and `check`.
+        rank: of this process, 0 to size - 1. prefix: what keys in the store begin with; different groups in one store
+        need prefixes of their own. Other arguments as for any communicator; `timeout` is also how long ranks wait for
+        each other here.
 
         Collective. LaunchError where ranks are missing or a rank is taken twice, MismatchError where ranks disagree on
         size or settings, UnsupportedError where they cannot share memory.
@@ -363,7 +363,7 @@ class Communicator:
         table: a tuning table of its own (default: this communicator's).
         """
         self._check_open()
-        settings: Settings | Exception = self._settings if table is None else self._settings.with_table(table)
+        settings = self._settings if table is None else self._settings.with_table(table)
         self._group.comm.meet()
         part = self._group.comm.split(color, key)
         if part is None:

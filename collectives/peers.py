@@ -60,7 +60,7 @@ class Peers(ABC):
 
     @contextmanager
     def together(self, doing: str) -> Iterator[None]:
-        """What is done inside succeeds on all ranks, or all raise UnsupportedError, which names those with an OSError."""
+        """What is done inside succeeds on all ranks, or all raise UnsupportedError that names those with an OSError."""
         fault = ""
         try:
             yield

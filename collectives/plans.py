@@ -244,8 +244,8 @@ def check_channels(call: Call, schedule: Schedule, lanes: int, slots: int) -> No
     there = [(number, lane.slots) for phase in schedule.phases for number, lane in phase.lanes.items()]
     if any(number >= lanes or wanted > slots for number, wanted in there):
         raise UnsupportedError(
-            f"{call.collective} {call.algorithm} needs {1 + max(there)[0]} lanes of {max(s for _, s in there)} slots, and "
-            f"ranks that met without MPI have {lanes} of {slots}: pass slots={slots} or fewer"
+            f"{call.collective} {call.algorithm} needs {1 + max(there)[0]} lanes of {max(s for _, s in there)} slots, "
+            f"and ranks that met without MPI have {lanes} of {slots}: pass slots={slots} or fewer"
         )
 
 

@@ -31,7 +31,7 @@ class Settings:
     overridden_by: str  # argument or environment
 
     @classmethod
-    def attempt(cls, *given: Any) -> "Settings | CollectiveError | ValueError | TypeError":
+    def attempt(cls, *given: Any) -> "Settings | Exception":
         """What `read` gives or raises: ranks agree on it before anyone raises."""
         try:
             return cls.read(*given)
@@ -60,7 +60,7 @@ class Settings:
             table.check(table.origin, refused)
         return cls(table, seconds(timeout, "timeout"), overrides, by)
 
-    def with_table(self, table: str | os.PathLike[str] | Table) -> "Settings | CollectiveError | ValueError | TypeError":
+    def with_table(self, table: str | os.PathLike[str] | Table) -> "Settings | Exception":
         """The same with another table, or why that cannot be."""
         read = Settings.attempt(table, self.timeout, None)
         return replace(self, table=read.table) if isinstance(read, Settings) else read

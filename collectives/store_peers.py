@@ -1,8 +1,8 @@
 """Ranks of one node that find each other in a store, such as PyTorch's: no MPI, no launcher of its own.
 
-What is said goes through keys of the store, one a rank and turn: PREFIX/GENERATION/TURN/RANK. A rank that says something
-in one turn has heard all of the turn before, so everybody's key of that turn can go. The generation counts the groups
-that a rank has joined under one prefix, so that what is left of one is never taken for the next one's.
+What is said goes through keys of the store, one a rank and turn: PREFIX/GENERATION/TURN/RANK. Whoever says something in
+one turn has heard all of the turn before, so when a turn is over, everybody's key of the one before can go. The
+generation counts the groups that a rank has joined under one prefix: what is left of one is never taken for the next's.
 """
 
 import os
@@ -27,7 +27,7 @@ ONCE = "give each process a rank of its own, or groups prefixes of their own"
 
 
 class Store(Protocol):
-    """What is needed of a store; torch.distributed's all have it. `delete_key(key)`, where there is one, is used too."""
+    """What is needed of a store; those of torch.distributed have it. `delete_key`, where there is one, is used too."""
 
     def set(self, key: str, value: bytes) -> Any: ...
     def get(self, key: str) -> bytes: ...
@@ -167,7 +167,7 @@ class StorePeers(Peers):
             if self.ranks:
                 raise CollectiveTimeout(f"rank {self.rank}: {named(missing)} did not come within {self.timeout:g} s")
             raise LaunchError(
-                f"{named(missing)} of {self.size} did not come to the store at {self.base!r} within {self.timeout:g} s: "
+                f"{named(missing)} of {self.size} did not come within {self.timeout:g} s to {self.base} in the store: "
                 "start as many processes as size says, each with a rank of its own and with the same store and prefix"
             )
 
@@ -183,8 +183,8 @@ class StorePeers(Peers):
         elsewhere = [rank for rank, each in enumerate(self.ranks) if each.host != self.ranks[0].host]
         if elsewhere:
             raise UnsupportedError(
-                f"{named(elsewhere)} is on another host, or in another container, than rank 0, and ranks that meet in a "
-                f"store must share memory; {ELSEWHERE}"
+                f"{named(elsewhere)} is on another host, or in another container, than rank 0, and ranks that meet in "
+                f"a store must share memory; {ELSEWHERE}"
             )
 
     def _compare_sizes(self, ranks: Sequence[int]) -> None:
@@ -225,7 +225,7 @@ def process(said: bytes, who: str) -> Process:
     try:
         return msgspec.json.decode(said, type=Process)
     except msgspec.MsgspecError as error:
-        raise LaunchError(f"the store holds something else where {who} should be: {error}; take another prefix") from None
+        raise LaunchError(f"the store holds something else than {who}: {error}; take another prefix") from None
 
 
 def named(ranks: Sequence[int]) -> str:

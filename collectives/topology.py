@@ -10,7 +10,6 @@ from collectives.peers import Peers
 NO_MPI = "no MPI"  # instead of a library's name
 
 
-
 @dataclass(frozen=True)
 class Topology:
     """Ranks of a communicator by node (uneven and interleaved allowed), link classes, and the machine."""

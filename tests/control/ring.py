@@ -8,6 +8,7 @@ from typing import Any
 from mpi4py import MPI
 from numba import njit
 
+from collectives.mpi_peers import MpiPeers
 from collectives.native.endpoint import mpi_functions, status_ignore
 from collectives.native.library import entry, kernel
 from collectives.native.memory import (
@@ -25,7 +26,6 @@ from collectives.native.memory import (
 )
 from collectives.native.storage import Memory
 from collectives.native.window import SharedWindow
-from collectives.mpi_peers import MpiPeers
 
 (DATA, BYTES, RANK, RANKS, PIECE, STAGING, ISEND, IRECV, TEST, COMM, BYTE, IGNORE, KERNEL, REQUESTS, FLAG,
  TO, FROM, SENT, GOT, DEPTH, OPERANDS) = range(21)  # fmt: skip
