@@ -42,7 +42,7 @@ class Peers(ABC):
 
     @abstractmethod
     def end_job(self) -> None:
-        """End the other ranks, where this rank has the means; it ends itself next."""
+        """End the other ranks, in whatever they do; this one ends itself next."""
 
     @property
     def over(self) -> bool:

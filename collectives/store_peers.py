@@ -6,6 +6,7 @@ generation counts the groups that a rank has joined under one prefix: what is le
 """
 
 import os
+import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -130,7 +131,10 @@ class StorePeers(Peers):
             self._remove(key)
 
     def end_job(self) -> None:
-        """Nothing: the others see this process end, and end themselves."""
+        for each in self.ranks:
+            with suppress(OSError):  # it has ended
+                if each.pid != os.getpid() and each.lives:
+                    os.kill(each.pid, signal.SIGTERM)
 
     # ------------------------------------------------------------ the store
     def _keys(self, turn: int) -> list[str]:
