@@ -106,6 +106,16 @@ def run(
     return run_command(library.command(n, program), library.environment(env), timeout=timeout, cwd=cwd)
 
 
+def torchrun(
+    n: int, program: list[str], *, timeout: float = 120, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `python *program` as `n` ranks under torchrun, where there is no mpi4py; as `run` otherwise."""
+    without = {"TREERING_TEST_NO_MPI": "1", "OMP_NUM_THREADS": "1", **(env or {})}
+    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n)]
+    library = Library(STORE, sys.executable, sys.executable)
+    return run_command([library.python, *start, *program], library.environment(without), timeout=timeout)
+
+
 def run_command(
     command: list[str], env: Mapping[str, str], *, timeout: float = 120, cwd: str | Path = ROOT
 ) -> subprocess.CompletedProcess[str]:

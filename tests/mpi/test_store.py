@@ -1,8 +1,6 @@
 """Ranks of one node that were started by no MPI launcher, and have no MPI."""
 
 import json
-import os
-import sys
 
 import pytest
 
@@ -41,15 +39,8 @@ def test_a_rank_that_goes_wrong_ends_all(mpi, way, says):
 
 
 def test_gradients_under_torchrun_are_those_of_plain_ddp(tmp_path):
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(launch.INHERITED)}
-    environment |= {
-        "PYTHONPATH": os.pathsep.join([str(launch.ROOT / "tests" / "start"), str(launch.ROOT)]),
-        "TREERING_TEST_STORE": str(tmp_path / "store"),
-        "TREERING_TEST_NO_MPI": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = launch.run_command([*torchrun, "-m", "tests.programs.ddp_parity", *TRAINED], environment, timeout=2 * SOON)
+    program = ["-m", "tests.programs.ddp_parity", *TRAINED]
+    done = launch.torchrun(2, program, env={"TREERING_TEST_STORE": str(tmp_path / "store")})
     assert done.returncode == 0, launch.describe(done.args, done.returncode, done.stdout, done.stderr)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert {line["case"]: line["wrong"] for line in found} == {name: [] for name in TRAINED}
