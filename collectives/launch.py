@@ -65,8 +65,7 @@ def connect(mpi_comm: Any = None, turn: Callable[[], None] = lambda: None) -> Mp
         refuse_lone_worlds(mpi_comm.size, MPI.Get_library_version().split(",")[0].split("\n")[0])
     if not isinstance(mpi_comm, MPI.Intracomm):
         raise TypeError(f"mpi_comm is a {type(mpi_comm).__name__}; pass an mpi4py intracommunicator")
-    MpiPeers(mpi_comm, turn).meet()
-    return MpiPeers(mpi_comm.Dup(), turn)
+    return MpiPeers.duplicate(mpi_comm, turn)
 
 
 def split_by_node(comm: Peers) -> Peers:

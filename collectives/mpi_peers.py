@@ -22,6 +22,12 @@ class MpiPeers(Peers):
         self.rank, self.size = comm.rank, comm.size
         comm.Set_errhandler(MPI.ERRORS_RETURN)
 
+    @classmethod
+    def duplicate(cls, comm: Any, turn: Callable[[], None]) -> "MpiPeers":
+        """The ranks of somebody else's communicator. Collective."""
+        meet(comm, turn)
+        return cls(comm.Dup(), turn)
+
     def exchange(self, mine: bytes) -> list[bytes]:
         from mpi4py import MPI
 
@@ -33,11 +39,7 @@ class MpiPeers(Peers):
         return [bytes(everything[start:end]) for start, end in pairwise(ends)]
 
     def meet(self) -> None:
-        """Before any collective of the MPI library, which would let nothing move until it returns."""
-        request = self.mpi.Ibarrier()
-        while not request.Test():
-            self.turn()
-            os.sched_yield()
+        meet(self.mpi, self.turn)
 
     def split(self, color: int | None, key: int) -> "MpiPeers | None":
         from mpi4py import MPI
@@ -61,3 +63,11 @@ class MpiPeers(Peers):
         from mpi4py import MPI
 
         return bool(MPI.Is_finalized())
+
+
+def meet(comm: Any, turn: Callable[[], None]) -> None:
+    """Before any collective of the MPI library, which would let nothing move until it returns. Collective."""
+    request = comm.Ibarrier()
+    while not request.Test():
+        turn()
+        os.sched_yield()

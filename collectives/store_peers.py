@@ -23,7 +23,7 @@ PAUSES = 0.0005, 0.005  # seconds between two looks at the store, at first and i
 LOOK_SECONDS = 0.2  # between two looks at the processes that are waited for
 LEAVE_SECONDS = 2.0  # how long the first rank waits for others to leave, to remove the last keys
 SAID = b"="  # before what is said, since not every store keeps nothing
-ELSEWHERE = "ranks of several nodes need MPI: start them with mpirun, mpiexec or srun, and make it without a store"
+ELSEWHERE = "ranks of several nodes need MPI, and to be started with mpirun, mpiexec or srun, not torchrun"
 ONCE = "give each process a rank of its own, or groups prefixes of their own"
 
 
@@ -46,14 +46,14 @@ class Process(msgspec.Struct, frozen=True):
 
     @classmethod
     def here(cls, size: int) -> "Process":
-        return cls(size, host(), os.getpid(), born(os.getpid()))
+        return cls(size, this_host(), os.getpid(), born(os.getpid()))
 
     @property
     def lives(self) -> bool:
         return born(self.pid) == self.born
 
 
-def host() -> str:
+def this_host() -> str:
     """This boot of this machine, and the space in which process numbers mean something."""
     return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
 
@@ -61,10 +61,10 @@ def host() -> str:
 def born(pid: int) -> int:
     """When the process began, in the kernel's ticks since boot; -1 for one that has ended."""
     try:
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+        state, *fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
     except OSError:
         return -1
-    return -1 if state in "ZX" else int(fields[18])
+    return -1 if state in b"ZX" else int(fields[18])
 
 
 class StorePeers(Peers):
@@ -119,16 +119,17 @@ class StorePeers(Peers):
     def free(self) -> None:
         """Whoever leaves listens no more. The first rank removes the last keys when it has seen all others leave."""
         left = [f"{self.base}/left/{rank}" for rank in range(1, self.size)]
-        if self.rank:
-            self._ask("set", left[self.rank - 1], SAID)
-            return
         until = time.monotonic() + LEAVE_SECONDS
-        while left and not self._ask("check", left):
-            if time.monotonic() > until:
+        with suppress(PeerLost):  # a store that is gone has no keys
+            if self.rank:
+                self._ask("set", left[self.rank - 1], SAID)
                 return
-            time.sleep(PAUSES[0])
-        for key in (*left, *self._keys(self._turns - 1)):
-            self._remove(key)
+            while left and not self._ask("check", left):
+                if time.monotonic() > until:
+                    return
+                time.sleep(PAUSES[0])
+            for key in (*left, *self._keys(self._turns - 1)):
+                self._remove(key)
 
     def end_job(self) -> None:
         for each in self.ranks:
@@ -187,8 +188,8 @@ class StorePeers(Peers):
         elsewhere = [rank for rank, each in enumerate(self.ranks) if each.host != self.ranks[0].host]
         if elsewhere:
             raise UnsupportedError(
-                f"{named(elsewhere)} is on another host, or in another container, than rank 0, and ranks that meet in "
-                f"a store must share memory; {ELSEWHERE}"
+                f"ranks that meet in a store must share memory, and rank 0's host, or container, is not that of "
+                f"{named(elsewhere)}; {ELSEWHERE}"
             )
 
     def _compare_sizes(self, ranks: Sequence[int]) -> None:
