@@ -3,10 +3,12 @@
 The socket's address and a secret go by way of the peers. Who connects must be of the same user and know the secret.
 """
 
+import errno
 import os
 import secrets
 import socket
 import struct
+from contextlib import ExitStack
 from hmac import compare_digest
 
 from collectives.peers import Peers
@@ -21,9 +23,10 @@ def hand_out(node: Peers, fd: int) -> int:
     if node.size == 1:
         return fd
     name, secret = b"\0treering-" + secrets.token_hex(16).encode(), secrets.token_bytes(SECRET_BYTES)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as end:
-        end.settimeout(SECONDS)
+    with ExitStack() as stack:
         with node.together("open a socket"):
+            end = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            end.settimeout(SECONDS)
             if node.rank == 0:
                 end.bind(name)
                 end.listen(2 * node.size)
@@ -54,9 +57,9 @@ def serve(listener: socket.socket, secret: bytes, fd: int) -> None:
 
 
 def receive(end: socket.socket) -> int:
-    _, parts, _, _ = end.recvmsg(1, socket.CMSG_SPACE(INT.size), socket.MSG_CMSG_CLOEXEC)
+    said, parts, _, _ = end.recvmsg(1, socket.CMSG_SPACE(INT.size), socket.MSG_CMSG_CLOEXEC)
     if not parts:
-        raise ConnectionError("rank 0 has closed it")
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) if said else ConnectionError("rank 0 has closed it")
     return int(INT.unpack(parts[0][2][: INT.size])[0])
 
 

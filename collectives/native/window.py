@@ -45,8 +45,12 @@ def allocate(n_bytes: int) -> int:
     if n_bytes > free:
         raise OSError(errno.ENOMEM, f"{n_bytes} bytes are asked for, and {free} are available")
     fd = os.memfd_create("treering", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, n_bytes)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    try:
+        os.ftruncate(fd, n_bytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except OSError:
+        os.close(fd)
+        raise
     return fd
 
 
