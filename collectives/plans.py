@@ -162,6 +162,8 @@ class Plans:
         before: Sections | None = None,
     ) -> Table:
         endpoint, node = self.channel.endpoint, self.channel.ranks_of_node
+        if self.channel.comm.mpi is None:
+            check_channels(call, schedule, endpoint.lanes, endpoint.slots)
         places = {rank: i for i, rank in enumerate(node)}
         return lower(
             schedule,
@@ -260,6 +262,16 @@ def kernel_of(call: Call, itemsize: int, reads_peers: bool) -> Kernel | None:
         case "broadcast", "direct":
             return Kernel(at.STAGED, owner=call.root)
     return None
+
+
+def check_channels(call: Call, schedule: Schedule, lanes: int, slots: int) -> None:
+    """UnsupportedError where the schedule needs more lanes or slots than have FIFOs, and there is no other link."""
+    there = [(number, lane.slots) for phase in schedule.phases for number, lane in phase.lanes.items()]
+    if any(number >= lanes or wanted > slots for number, wanted in there):
+        raise UnsupportedError(
+            f"{call.collective} {call.algorithm} needs {1 + max(there)[0]} lanes of {max(s for _, s in there)} slots, "
+            f"and ranks that met without MPI have {lanes} of {slots}: pass slots={slots} or fewer"
+        )
 
 
 def prove(
