@@ -87,6 +87,11 @@ class Channel:
         """What this rank tells others: 0, or why it has stopped."""
         return int(self.endpoint.news(self.node.rank)[st.BOARD_STATUS]) if self.endpoint.has_board else 0
 
+    def has_ended(self, rank: int) -> bool:
+        """Whether the process of another rank of the node has ended, or does so now."""
+        grace = int(1000 * GRACE_SECONDS)  # memory goes a little before the process
+        return any(self._peers[fd] == rank for fd, _ in self._poll.poll(grace)) if self._peers else False
+
     def fail_head(self, code: int, dead: list[int] | None = None) -> None:
         """Let the call under way fail."""
         from collectives.engine import ENGINE

@@ -29,7 +29,7 @@ KINDS = {at.SEND: "a send to", at.RECV: "a receive from"}
 STATUS = {
     st.TIMEOUT: "passed its deadline", st.MPI_FAILED: "had an error of the MPI library", st.MISMATCH: "disagreed",
     st.PEER_LOST: "lost a peer", st.INTERRUPTED: "was interrupted", st.ABORTED: "aborted", st.STOPPED: "was stopped",
-    st.LEFT: "has ended without making this call",
+    st.LEFT: "has ended without making this call", st.READ_FAILED: "could not read a peer's memory",
 }  # fmt: skip
 
 
@@ -109,6 +109,14 @@ def explain(channel: "Channel", program: Program, code: int, seconds: float) -> 
 
         said = MPI.Get_error_string(int(program.state[st.ERROR_DETAIL]))
         return CollectiveError(f"{call}: the MPI library says {said!r} {where(program)}")
+    if code == st.READ_FAILED:
+        rank = channel.ranks_of_node[program.state[st.ERROR_DETAIL]]
+        if channel.has_ended(rank):
+            return PeerLost(f"{call}: rank {rank} has ended; see its own output")
+        return CollectiveError(
+            f"{call}: the memory of rank {rank} cannot be read any more (process_vm_readv); another algorithm than "
+            "single_copy does not need it"
+        )
     if code == st.STOPPED:
         stopped = stopped_ranks(channel)
         kinds = {status: kind for status, kind in ERRORS.items() if any(status == s for _, s in stopped)}

@@ -6,7 +6,7 @@ Numba reads these as constants. The lowered table's words are in collectives/lay
 DONE, PENDING, ERROR = range(3)  # what advance returns
 IDLE, RUNNING, BROKEN = range(3)  # STATUS
 # Why a plan failed (ERROR_CODE), which is also what a rank tells its node (BOARD_STATUS).
-TIMEOUT, MPI_FAILED, MISMATCH, PEER_LOST, INTERRUPTED, ABORTED, STOPPED, LEFT = range(1, 9)
+TIMEOUT, MPI_FAILED, MISMATCH, PEER_LOST, INTERRUPTED, ABORTED, STOPPED, LEFT, READ_FAILED = range(1, 10)
 
 # --- plan state ---
 (STATUS, PHASE, LANES_LEFT, IDLE_PASSES, PIECE, GRAIN, KERNEL, ITEMSIZE,  # the hot line

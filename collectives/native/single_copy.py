@@ -35,12 +35,12 @@ from collectives.native.layout import (
     ISSUED,
     LOCAL,
     LOCAL_BYTES,
-    MPI_FAILED,
     NODE_RANK,
     NODE_SIZE,
     OPERANDS_AT,
     PART,
     PIDS_AT,
+    READ_FAILED,
     REMOTE,
     REMOTE_BYTES,
     STAGE_AT,
@@ -67,7 +67,7 @@ def read(state: int, rank: int, target: int, what: int, place: int, n_bytes: int
     if _read(pid, state + 8 * LOCAL, 1, state + 8 * REMOTE, 1, 0) == n_bytes:
         return 0
     S[ERROR_DETAIL] = rank
-    return -MPI_FAILED
+    return -READ_FAILED
 
 
 @njit(**inlined)

@@ -21,6 +21,18 @@ def boom(_: collectives.Communicator) -> None:
     raise ArithmeticError("the last rank exploded")
 
 
+def within(comm: collectives.Communicator, algorithm: str) -> None:
+    """Killed in the middle of some node kernel's call, of which it takes thousands a second."""
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    endless(comm, algorithm)
+
+
+def endless(comm: collectives.Communicator, algorithm: str) -> None:
+    x = array("f", bytes(4 << 20))
+    while True:
+        comm.allreduce(x, algorithm=algorithm)
+
+
 WAYS: dict[str, Callable[[collectives.Communicator], object]] = {
     "raise": boom,
     "kill": lambda _: os.kill(os.getpid(), signal.SIGKILL),
@@ -29,6 +41,8 @@ WAYS: dict[str, Callable[[collectives.Communicator], object]] = {
     "sleep": lambda _: time.sleep(1000),
     "abort": lambda comm: comm.abort("the last rank has seen enough"),
     "differ": lambda comm: comm.allreduce(array("f", [1] * 5)),
+    "kill inside": lambda comm: within(comm, "two_shot"),
+    "kill inside, copying": lambda comm: within(comm, "single_copy"),
     "interrupt": lambda _: time.sleep(2),  # while it is awaited, somebody stops the first rank
 }
 
@@ -41,6 +55,8 @@ if __name__ == "__main__":
             WAYS[way](comm)
         elif way == "interrupt" and comm.rank == 0:
             threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        elif way.startswith("kill inside"):
+            endless(comm, "single_copy" if way.endswith("copying") else "two_shot")
         if way not in ("end", "differ") or comm.rank < comm.size - 1:
             comm.allreduce(x)
             comm.barrier()
