@@ -29,7 +29,7 @@ class Channel:
     def __init__(self, group: Group):
         self.comm, self.node = group.comm, group.node
         self.endpoint = Endpoint(group.comm, group.node)
-        self.regions = Regions(group)
+        self.regions = Regions(group, self.endpoint)
         self.topology = discover(group.comm, group.node, self.endpoint.lanes > 0)
         self.ranks_of_node = self.topology.nodes[self.topology.node_of(group.comm.rank)]
         leaders = tuple(node[0] for node in self.topology.nodes)

@@ -18,11 +18,10 @@ from collectives.errors import UnsupportedError
 from collectives.extents import Bound, chunk_offsets
 from collectives.native import layout as st
 from collectives.native.library import kernel, library
-from collectives.native.program import Program
+from collectives.native.program import Program, Share
 from collectives.plan import Sections, Table, Target, kernel_phase, kernel_table, lower
 from collectives.properties import output_may_be_input, smallest_part
 from collectives.schedule import DATA, INPUT, OUTPUT, WHOLE, Schedule, Span
-from collectives.symmetric import Region
 from collectives.verify import Fault, verify, weights
 
 MOST_PROGRAMS = 512  # kept by a communicator; the one used longest ago goes first
@@ -31,6 +30,10 @@ PROVED_RANKS_OF_STRANGERS = 64  # the same, for algorithms that other distributi
 WEIGHED_RANKS = 32  # up to which a mean's weights are found without a collective run
 FIFO_PIECE, MPI_PIECE = 1 << 15, 1 << 17  # bytes that travel at once; all ranks must cut alike
 KERNELS = {"one_shot": at.ONE_SHOT, "two_shot": at.TWO_SHOT, "single_copy": at.SINGLE_COPY}
+ONE_PASS = {
+    "allreduce": at.ALLREDUCE, "reduce_scatter": at.REDUCE_SCATTER, "allgather": at.ALLGATHER,
+    "broadcast": at.BROADCAST, "reduce": at.REDUCE,
+}  # fmt: skip
 CHUNKED = ("reduce_scatter", "allgather")  # collectives whose chunks a caller can see
 
 
@@ -57,7 +60,7 @@ class Plans:
     def __init__(self, channel: Channel, timeout: float):
         self.channel, self.timeout = channel, timeout
         self.topology, self.rank = channel.topology, channel.comm.rank
-        self._programs: OrderedDict[tuple[Call, int], Program] = OrderedDict()
+        self._programs: OrderedDict[tuple[Call, bool], Program] = OrderedDict()
         self._schedules: dict[tuple[Any, ...], Schedule] = {}
         self._weights: dict[tuple[Any, ...], list[int]] = {}
         self.forgotten = 0  # programs let go, so that whoever keeps one by another key can tell
@@ -72,15 +75,21 @@ class Plans:
             raise UnsupportedError(refusal)
         return Call(collective, dtype, count, op, root, algorithm, tuple(sorted(full.items())))
 
-    def program(self, call: Call, region: Region | None = None) -> Program:
-        """The call's program, made at its first use; in a region, one that tries a single pass over it first.
+    @property
+    def on_one_node(self) -> bool:
+        """Whether node kernels can serve a call."""
+        return self.channel.endpoint.kernels and self.topology.ranks > 1 and len(self.topology.nodes) == 1
 
-        Its making may be collective, as its use is.
+    def program(self, call: Call, one_pass: bool = False) -> Program:
+        """The call's program, made at its first use.
+
+        one_pass: it tries a single pass over symmetric memory first, which all ranks must want, wherever their memory
+        lies. Its making may be collective, as its use is.
         """
-        key = call, region.number if region else 0
+        key = call, one_pass
         program = self._programs.get(key)
         if program is None:
-            program = self._programs[key] = self._make(call, region)
+            program = self._programs[key] = self._make(call, one_pass)
             if len(self._programs) > MOST_PROGRAMS:
                 self._programs.popitem(last=False)
                 self.forgotten += 1
@@ -93,10 +102,10 @@ class Plans:
         return output_may_be_input(self._schedule(call))
 
     # ------------------------------------------------------------ making one
-    def _make(self, call: Call, region: Region | None) -> Program:
+    def _make(self, call: Call, one_pass: bool) -> Program:
         schedule = self._schedule(call)
         itemsize = ITEMSIZE[call.dtype]
-        before, whole = self._kernel_phases(call, itemsize, region)
+        before, whole = self._kernel_phases(call, itemsize, one_pass)
         weights = self._weights_of(call, schedule) if call.op == "avg" and not whole else None
         parts = self.topology.ranks if call.collective in CHUNKED else 1
         bound = Bound(chunk_offsets(call.count, parts), max(1, at.LINE // itemsize))
@@ -116,19 +125,20 @@ class Plans:
             itemsize=1 if by_bytes else itemsize,
             fingerprint=mark,
             copy_bytes=call.count * itemsize if call.collective == "allreduce" and not whole else 0,
-            region=region.words_at if region else 0,
+            share=self._share(call, itemsize) if one_pass and before.phases else None,
             timeout=self.timeout,
         )
 
-    def _kernel_phases(self, call: Call, itemsize: int, region: Region | None) -> tuple[Sections, bool]:
+    def _kernel_phases(self, call: Call, itemsize: int, one_pass: bool) -> tuple[Sections, bool]:
         """Phases of node kernels that serve the call, and whether the last of them does all of it by itself."""
         params, endpoint, ranks = dict(call.params), self.channel.endpoint, self.topology.ranks
         found, n_bytes = Sections(), call.count * itemsize
-        if call.collective != "allreduce" or not endpoint.kernels or ranks == 1 or len(self.topology.nodes) > 1:
+        if not self.on_one_node:
             return found, False
-        if region is not None:
-            kernel_phase(at.ONE_PASS, n_bytes, ranks, at.LINE, found)
-        kernel = KERNELS.get(call.algorithm)
+        if one_pass:
+            root = self.channel.ranks_of_node.index(call.root)
+            kernel_phase(found, ONE_PASS[call.collective], n_bytes, 2 * ranks, itemsize, root)
+        kernel = KERNELS.get(call.algorithm) if call.collective == "allreduce" else None
         if kernel is None or params["segment_bytes"] or (kernel == at.ONE_SHOT and n_bytes > st.HALF_BYTES):
             return found, False
         if kernel == at.SINGLE_COPY and not endpoint.reads_peers:
@@ -136,7 +146,24 @@ class Plans:
         rows = ranks if kernel == at.SINGLE_COPY else st.RING * (ranks + 1)
         largest = st.HALF_BYTES // rows // at.LINE * at.LINE
         piece = params.get("kernel_bytes", at.LINE) // at.LINE * at.LINE
-        return kernel_phase(kernel, n_bytes, ranks, max(at.LINE, min(piece, largest)), found), True
+        kernel_phase(found, kernel, n_bytes, ranks, max(at.LINE, min(piece, largest)))
+        return found, True
+
+    def _share(self, call: Call, itemsize: int) -> Share:
+        """What of my memory the others access in a single pass; native/one_pass.py has the reasons."""
+        n_bytes, root = call.count * itemsize, self.rank == call.root
+        match call.collective:
+            case "reduce_scatter":
+                return Share(st.SHARE_OF_INPUT, n_bytes)
+            case "allgather":
+                offsets = chunk_offsets(call.count, self.topology.ranks)
+                start, end = offsets[self.rank], offsets[self.rank + 1]
+                return Share(st.SHARE_OF_EITHER, (end - start) * itemsize, start * itemsize)
+            case "broadcast":
+                return Share(st.SHARE_OF_INPUT, n_bytes) if root else Share(st.NO_SHARE)
+            case "reduce" if not root:
+                return Share(st.SHARE_OF_INPUT, n_bytes)
+        return Share(st.SHARE_OF_OUTPUT, n_bytes)
 
     def barrier(self) -> Program:
         """One byte that everyone must have sent before anyone goes on: an allreduce, named for what it is."""

@@ -1,8 +1,8 @@
 """Symmetric memory: regions that all ranks of a node map, so that a collective needs no copy.
 
 Making one is collective. It ends locally, when nobody uses it any more; its room is given back at the next making, when
-all ranks agree that it has ended everywhere. Regions have numbers that are never used again, which is what ranks
-compare: addresses are reused at once.
+all ranks agree that it has ended everywhere. All ranks call a region by the same number, which is what they publish:
+addresses differ from process to process, and are reused at once.
 """
 
 import ctypes
@@ -11,9 +11,8 @@ import os
 import sys
 import weakref
 from array import array
-from bisect import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from collectives.buffers import TYPECODES, torch_dtypes
@@ -21,7 +20,7 @@ from collectives.dtypes import DTYPES, ITEMSIZE
 from collectives.errors import MismatchError, UnsupportedError
 from collectives.launch import Group
 from collectives.native import layout as st
-from collectives.native.storage import Memory
+from collectives.native.endpoint import Endpoint
 from collectives.native.window import SharedWindow
 
 PAGE = mmap.PAGESIZE
@@ -37,42 +36,43 @@ class Region:
     bases: Sequence[int]  # of each rank of the node
     keep: Any  # what maps them
     ended: bool = False
-    words: Memory = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.words = Memory(8 * (st.REGION_BASES + len(self.bases)))
-        self.words.words(0, st.REGION_BASES + len(self.bases))[:] = [self.number, *self.bases]
 
-    @property
-    def words_at(self) -> int:
-        """Address of the region's words, as node kernels read them."""
-        return self.words.address
+class Directory:
+    """The regions as kernels read them (native/regions.py): rows by address, then the row of each number."""
 
-    def end(self) -> None:
-        self.ended = True
+    def __init__(self, regions: Sequence[Region], ranks: int):
+        size = st.R_FIRST_BASE + ranks
+        rows = sorted(regions, key=lambda region: (region.address, not region.ended))  # of one address, the last counts
+        numbers_at = st.REGION_ROW_AT + size * len(rows)
+        self.words = w = (ctypes.c_int64 * (numbers_at + 1 + max((region.number for region in rows), default=0)))()
+        self.address = ctypes.addressof(w) if rows else 0
+        self._ended: dict[int, int] = {}
+        w[st.REGION_COUNT], w[st.REGION_ROW_WORDS] = len(rows), size
+        for place, region in enumerate(rows):
+            at = st.REGION_ROW_AT + size * place
+            row = [region.address, region.address + region.n_bytes, region.number, region.ended, *region.bases]
+            w[at : at + size] = row
+            w[numbers_at + region.number] = place
+            self._ended[region.number] = at + st.R_ENDED
+
+    def end(self, number: int) -> None:
+        self.words[self._ended[number]] = 1
 
 
 class Regions:
     """The symmetric memory of one communicator."""
 
-    def __init__(self, group: Group):
-        self.group, self.made = group, 0
+    def __init__(self, group: Group, endpoint: Endpoint):
+        self.group, self.endpoint = group, endpoint
         self.regions: dict[int, Region] = {}
-        self._starts: list[int] = []
-        self._sorted: list[Region] = []
+        self.directory = Directory([], 1)
 
-    def find(self, address: int, n_bytes: int) -> Region | None:
-        """The region that holds all of these bytes of mine."""
-        at = bisect(self._starts, address) - 1
-        if at < 0:
-            return None
-        region = self._sorted[at]
-        return region if not region.ended and address + n_bytes <= region.address + region.n_bytes else None
-
-    def number(self, address: int, n_bytes: int) -> int:
-        """That region's number, or 0."""
-        region = self.find(address, n_bytes)
-        return region.number if region is not None else 0
+    def end(self, region: Region) -> None:
+        """Local, at any time: a garbage collector may call it."""
+        region.ended = True
+        if self.regions.get(region.number) is region:
+            self.directory.end(region.number)
 
     # ------------------------------------------------------------ making
     def empty(self, shape: int | Sequence[int], dtype: str) -> Any:
@@ -98,7 +98,7 @@ class Regions:
         bases = [window.address + rank * part for rank in range(self.group.node.size)]
         region = self._add(bases, n_bytes, window)
         memory = (ctypes.c_char * n_bytes).from_address(region.address)
-        weakref.finalize(memory, region.end).atexit = False
+        weakref.finalize(memory, self.end, region).atexit = False
         return shaped(memory, name, sizes, count)
 
     def register(self, x: Any) -> Any:
@@ -113,6 +113,7 @@ class Regions:
             raise ValueError("x must be a contiguous CPU tensor of a dtype that can be reduced")
         storage = x.untyped_storage()
         self._agree("size of the storage to register", storage.nbytes())
+        self.release(x)  # where it is registered already, this takes its place
         self._reclaim()
         bases, mapped = map_storages(self.group.node, storage, x.data_ptr() - storage.data_ptr())
         if bases is None:
@@ -122,20 +123,21 @@ class Regions:
 
     def release(self, x: Any) -> None:
         """Let a registered tensor go; its memory becomes ordinary for this communicator."""
-        region = self.find(x.data_ptr(), 1)
-        if region is not None:
-            region.end()
+        for region in self.regions.values():
+            if region.address <= x.data_ptr() < region.address + region.n_bytes:
+                self.end(region)
 
     def _add(self, bases: Sequence[int], n_bytes: int, keep: Any) -> Region:
-        self.made += 1
-        region = Region(self.made, bases[self.group.node.rank], n_bytes, bases, keep)
-        self.regions[region.number] = region
-        self._sort()
+        number = next(number for number in range(1, len(self.regions) + 2) if number not in self.regions)
+        region = Region(number, bases[self.group.node.rank], n_bytes, bases, keep)
+        self.regions[number] = region
+        self._publish()
         return region
 
-    def _sort(self) -> None:
-        self._sorted = sorted(self.regions.values(), key=lambda region: region.address)
-        self._starts = [region.address for region in self._sorted]
+    def _publish(self) -> None:
+        """No call is under way: none reads the directory that goes."""
+        self.directory = Directory(list(self.regions.values()), self.group.node.size)
+        self.endpoint.words[st.REGIONS] = self.directory.address
 
     def _reclaim(self) -> None:
         """Unmap the regions that have ended on all ranks."""
@@ -148,7 +150,7 @@ class Regions:
         self.group.node.Allreduce(MPI.IN_PLACE, [ended, MPI.SIGNED_CHAR], op=MPI.MIN)
         for number in (number for number, done in zip(numbers, ended, strict=True) if done):
             del self.regions[number]
-        self._sort()
+        self._publish()
 
     def _agree(self, field_: str, value: int) -> None:
         from mpi4py import MPI

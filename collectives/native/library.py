@@ -27,7 +27,10 @@ def library() -> Library:
     with compiling("executor"):
         from collectives.native import executor, fused, one_pass, weights
     run, start, advance = map(entry, (executor.run, executor.start, executor.advance))
-    kernels = (fused.one_shot, fused.two_shot, fused.single_copy, one_pass.one_pass)
+    kernels = (
+        fused.one_shot, fused.two_shot, fused.single_copy,
+        one_pass.allreduce, one_pass.reduce_scatter, one_pass.allgather, one_pass.broadcast, one_pass.reduce,
+    )  # fmt: skip
     fused_at = tuple(int(each.address or 0) for each in kernels)
     return Library(run, start, advance, int(weights.note_weights.address or 0), fused_at)
 
