@@ -246,7 +246,8 @@ class Communicator:
     def empty(self, shape: int | Sequence[int], dtype: Any = "float32") -> Any:
         """An array in memory that all ranks of a node map: collectives on it, or on parts of it, need no copy.
 
-        A torch tensor, or without torch a memoryview; not initialised. Collective, with the same size on all ranks.
+        A torch tensor, or where the program has not imported torch an Array of ours, with the buffer protocol and
+        DLPack; not initialised. Collective, with the same size on all ranks.
         Dropping it is local; its memory is used again when all ranks have. Where ranks pass memory that does not
         correspond, all of them go the ordinary way. TypeError, MismatchError; UnsupportedError where there is no room.
         """

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from collectives.buffers import TYPECODES, torch_dtypes
+from collectives.arrays import array as array_of
+from collectives.buffers import torch_dtypes
 from collectives.dtypes import DTYPES, ITEMSIZE
 from collectives.errors import MismatchError, UnsupportedError
 from collectives.launch import Group
@@ -76,7 +77,7 @@ class Regions:
 
     # ------------------------------------------------------------ making
     def empty(self, shape: int | Sequence[int], dtype: str) -> Any:
-        """A new array: a torch tensor, or without torch a memoryview. Collective."""
+        """A new array: a torch tensor, or without torch an Array (arrays.py). Collective."""
         name = str(dtype).removeprefix("torch.")
         if name not in DTYPES:
             raise TypeError(f"dtype {dtype!r} does not exist; there are {', '.join(DTYPES)}")
@@ -162,15 +163,12 @@ class Regions:
 
 
 def shaped(memory: Any, dtype: str, shape: tuple[int, ...], count: int) -> Any:
-    """The memory as a tensor, or without torch as a memoryview."""
+    """The memory as a tensor, or without torch as an Array."""
     torch = sys.modules.get("torch")
-    if torch is not None:
-        flat = torch.frombuffer(memory, dtype=torch.uint8)[: count * ITEMSIZE[dtype]]
-        return flat.view(getattr(torch, dtype)).view(shape)
-    if dtype not in TYPECODES:
-        raise UnsupportedError(f"there are no arrays of {dtype} without torch; import torch first")
-    code: Any = TYPECODES[dtype]
-    return memoryview(memory).cast("B")[: count * ITEMSIZE[dtype]].cast(code, shape)
+    if torch is None:
+        return array_of(memory, dtype, shape)
+    flat = torch.frombuffer(memory, dtype=torch.uint8)[: count * ITEMSIZE[dtype]]
+    return flat.view(getattr(torch, dtype)).view(shape)
 
 
 def map_storages(node: Any, storage: Any, offset: int) -> tuple[list[int] | None, list[Any]]:
