@@ -61,7 +61,9 @@ def _kind(dtype: str, shape: tuple[int, ...]) -> Any:
     made = ELEMENTS[dtype]
     for size in reversed(shape or (1,)):
         made = made * size
-    return type("Array", (Array, made), {"dtype": dtype, "shape": shape, "_type_": made._type_, "_length_": made._length_})
+    return type(
+        "Array", (Array, made), {"dtype": dtype, "shape": shape, "_type_": made._type_, "_length_": made._length_}
+    )
 
 
 # ---------------------------------------------------------------- DLPack

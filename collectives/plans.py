@@ -153,17 +153,15 @@ class Plans:
         """What of my memory the others access in a single pass; native/one_pass.py has the reasons."""
         n_bytes, root = call.count * itemsize, self.rank == call.root
         match call.collective:
-            case "reduce_scatter":
-                return Share(st.SHARE_OF_INPUT, n_bytes)
             case "allgather":
-                offsets = chunk_offsets(call.count, self.topology.ranks)
-                start, end = offsets[self.rank], offsets[self.rank + 1]
-                return Share(st.SHARE_OF_EITHER, (end - start) * itemsize, start * itemsize)
-            case "broadcast":
-                return Share(st.SHARE_OF_INPUT, n_bytes) if root else Share(st.NO_SHARE)
-            case "reduce" if not root:
-                return Share(st.SHARE_OF_INPUT, n_bytes)
-        return Share(st.SHARE_OF_OUTPUT, n_bytes)
+                return Share(st.SHARE_OF_OUTPUT, n_bytes)
+            case "broadcast" if not root:
+                return Share(st.OPTIONAL_SHARE, n_bytes)
+            case "allreduce":
+                return Share(st.SHARE_OF_OUTPUT, n_bytes, n_bytes)
+            case "reduce" if root:
+                return Share(st.SHARE_OF_OUTPUT, n_bytes, n_bytes)
+        return Share(st.SHARE_OF_INPUT, n_bytes)
 
     def barrier(self) -> Program:
         """One byte that everyone must have sent before anyone goes on: an allreduce, named for what it is."""

@@ -93,8 +93,9 @@ class Regions:
         if window is None:
             total = part * self.group.node.size
             raise UnsupportedError(
-                f"no room for {total} bytes of symmetric memory in /dev/shm on some rank's node; make it larger "
-                "(containers: --shm-size), or use ordinary memory"
+                f"no room for {total} bytes of symmetric memory: a rank of some node cannot make or map them; enlarge "
+                "/dev/shm (containers: --shm-size), or the limit of open files or of addresses (ulimit -n, -v) where it "
+                "is small; treering doctor shows them. Ordinary memory serves too"
             )
         bases = [window.address + rank * part for rank in range(self.group.node.size)]
         region = self._add(bases, n_bytes, window)
@@ -118,7 +119,10 @@ class Regions:
         self._reclaim()
         bases, mapped = map_storages(self.group.node, storage, x.data_ptr() - storage.data_ptr())
         if bases is None:
-            raise UnsupportedError("a rank of the node cannot map another one's storage; use comm.empty instead")
+            raise UnsupportedError(
+                "a rank of the node cannot share its storage or map another one's, which remain ordinary memory; use "
+                "comm.empty instead, or see what treering doctor says of limits"
+            )
         self._add(bases, storage.nbytes(), (mapped, storage))
         return x
 
@@ -175,9 +179,12 @@ def map_storages(node: Any, storage: Any, offset: int) -> tuple[list[int] | None
     """Where each rank's storage lies here; None where some rank cannot map one. Collective over the node."""
     from mpi4py import MPI
 
-    fd = storage._share_fd_cpu_()[0]
-    about = os.fstat(fd)
-    mine = array("q", [os.getpid(), fd, about.st_dev, about.st_ino, about.st_size, offset])
+    try:
+        fd = storage._share_fd_cpu_()[0]
+        about = os.fstat(fd)
+        mine = array("q", [os.getpid(), fd, about.st_dev, about.st_ino, about.st_size, offset])
+    except (OSError, RuntimeError):  # torch's own words for no descriptor, no room
+        mine = array("q", [os.getpid(), -1, 0, 0, 0, offset])
     everyone = array("q", [0] * len(mine) * node.size)
     node.Allgather([mine, MPI.INT64_T], [everyone, MPI.INT64_T])
     bases, mapped = [], []

@@ -32,9 +32,9 @@ def reduce_scatter(g: Group, span: Span = WHOLE) -> Iterator[Round]:
 
 
 def allgather(g: Group, span: Span = WHOLE) -> Iterator[Round]:
-    """Everyone copies everyone's chunk.
+    """Everyone sends its chunk to everyone.
 
-    On symmetric memory each chunk is read where its rank has it.
+    On symmetric memory each rank writes it where it belongs.
     Cost: alpha + n (p-1)/p beta.
     Serves: any number of ranks.
     Paper: Shah et al., MSCCL++: Rethinking GPU communication abstractions for AI inference, 2025 (all-pairs).
@@ -43,9 +43,9 @@ def allgather(g: Group, span: Span = WHOLE) -> Iterator[Round]:
 
 
 def broadcast(g: Group, span: Span = WHOLE, root: int = 0) -> Iterator[Round]:
-    """Everyone copies root's message from root.
+    """Root sends its message to everyone.
 
-    On symmetric memory all ranks read it at once, where it lies.
+    On symmetric memory all ranks read it at once, where it lies, and root writes a part of it to each.
     Cost: alpha + (p-1) n beta.
     Serves: any number of ranks, any root.
     Paper: Chai, Hartono and Panda, Designing high performance and scalable MPI intra-node communication, 2006.

@@ -14,7 +14,7 @@ TIMEOUT, MPI_FAILED, MISMATCH, PEER_LOST, INTERRUPTED, ABORTED, STOPPED, LEFT = 
  DATA_AT, INPUT_AT, OUTPUT_AT, SCRATCH_AT, SLOT_AT, COPY_BYTES, LOCAL, LOCAL_BYTES,
  FINGERPRINT_0, FINGERPRINT_1, FINGERPRINT_2, FINGERPRINT_3, ERROR_CODE, ERROR_DETAIL, ERROR_LANE, ERROR_ROUND,
  ERROR_STEP, ERROR_PEER, ERROR_SEGMENT, ERROR_KIND, FLAG, CALLS, GATED, REMOTE, REMOTE_BYTES,
- SHARES, CALL_DIGEST, CHAIN_NOW, CALL_TAG, SHARED_BYTES, SHARED_AT, SERVED) = range(48)  # fmt: skip
+ SHARES, CALL_DIGEST, CHAIN_NOW, CALL_TAG, SHARED_BYTES, COPIED_BYTES, SERVED) = range(48)  # fmt: skip
 STATE_HEADER = 48
 FINGERPRINT_WORDS = 4
 COMPARED_WORDS = 3  # the last one says where the memory lies, in which ranks may differ
@@ -54,8 +54,8 @@ KERNEL_BYTES = 64 * KERNEL_LINES + 2 * HALF_BYTES  # of one rank
 LAG = 2  # pieces between giving, folding and taking
 RING = 2 * LAG + 2  # pieces of staging, so that none is written over before everyone has read it
 
-# --- what of a rank's memory others access in a single pass (SHARES): nothing, input, output, whichever they can ---
-NO_SHARE, SHARE_OF_INPUT, SHARE_OF_OUTPUT, SHARE_OF_EITHER = 4, 1, 2, 3
+# --- what of a rank's memory others access in a single pass (SHARES): its input, its output, its input if they can ---
+SHARE_OF_INPUT, SHARE_OF_OUTPUT, OPTIONAL_SHARE = range(1, 4)
 
 # --- directory of symmetric memory: how many regions, words of a row; rows by address; the row of each number ---
 REGION_COUNT, REGION_ROW_WORDS, REGION_ROW_AT = range(3)

@@ -1,19 +1,19 @@
 """Collectives of symmetric memory in one pass over everybody's data, with nothing in between.
 
 Their twins are the algorithms called one_pass (algorithms/one_pass.py). What a rank lets others access is its share:
-the input, or the output with the input in it. Publishing a call is the opening barrier: who has published has its data
-in its share, and says in the same line where that lies. PASSED is the closing one: a rank sets it when it will access
-no other rank's share any more, and returns when nobody will access its own:
+the input, or the output. Publishing a call is the opening barrier: who has published has its data in its share, and
+says in the same line where that lies. PASSED is the closing one: a rank sets it when it will access no other rank's
+share any more, and returns when nobody will access its own:
 
     allreduce       all fold their chunk of all shares, and write it to all of them
     reduce          the same, written to root's alone
     reduce_scatter  all fold their chunk of all shares, into memory of their own
-    allgather       all copy the others' chunks; whose share is the chunk
-    broadcast       all copy root's share, which is the only one: they wait for root alone, and root for all of them
+    allgather       all write their chunk to all shares, which are the outputs
+    broadcast       all copy root's share as soon as root has come. Where a rank has a share too, and the message is
+                    long, root writes the end of it meanwhile: two cores are faster than one
 
-Where a rank that must share publishes no place, everyone who looks sees it, and leaves the step undone: the phases that
-follow do the call in the ordinary way. Nobody writes to a share before all have come, so reading is all that a rank
-may have done by then.
+Where a rank that must share publishes no place, everyone sees it, and leaves the step undone: the phases that follow do
+the call in the ordinary way.
 """
 
 from numba import cfunc, njit
@@ -28,8 +28,10 @@ from collectives.native.layout import (
     COMM,
     DATA_AT,
     ERROR_DETAIL,
+    FINGERPRINT_3,
     FINGERPRINT_WORDS,
     FINISHED,
+    INPUT_AT,
     ISSUED,
     MISMATCH,
     NODE_RANK,
@@ -49,6 +51,7 @@ from collectives.native.regions import address_of
 
 NEAR_BYTES = 1 << 13  # folded at once where the result is copied on: it is in the nearest cache then
 TURN_BYTES = 1 << 20  # after which others get a turn
+PUSH_BYTES = 1 << 17  # from which root of a broadcast does its share of the copying
 
 ARRIVING, PASSING, LEAVING = range(3)  # ISSUED
 
@@ -228,33 +231,56 @@ def reduce_scatter(state: int, row: int, step: int) -> int:
 
 @cfunc(SIGNATURE, cache=True)
 def allgather(state: int, row: int, step: int) -> int:
-    """From each rank as soon as it has come: my own chunk, where it lies elsewhere, then my right neighbour's."""
     S, s = words(state), words(step)
     C, n = words(S[COMM]), s[BYTES]
     me, ranks = C[NODE_RANK], C[NODE_SIZE]
-    while s[ARRIVED] < ranks:
-        rank = (me + s[ARRIVED]) % ranks
-        found = came(state, rank)
-        if found <= 0:
-            return found
-        source, start = S[share_of(state, rank)], chunk_start(row, n, ranks, rank)
-        length = chunk_start(row, n, ranks, rank + 1) - start
-        if source == 0 and length > 0:
-            return leave_undone(step)
-        if source != S[DATA_AT] + start and not copy_turn(step, S[DATA_AT] + start, source, length):
+    if s[ISSUED] == ARRIVING:
+        found = all_came(state, step)
+        if found != 1:
+            return leave_undone(step) if found == 2 else found
+        s[ISSUED] = PASSING
+    if s[ISSUED] == PASSING:
+        start = chunk_start(row, n, ranks, me)
+        length = chunk_start(row, n, ranks, me + 1) - start
+        until = min(length, s[PART] + TURN_BYTES)
+        while s[PART] < until:
+            piece, source = min(NEAR_BYTES, until - s[PART]), S[INPUT_AT] + s[PART]
+            for rank in range(ranks):
+                target = S[share_of(state, rank)] + start + s[PART]
+                if target != source:
+                    copy(target, source, piece)
+            s[PART] += piece
+        if s[PART] < length:
             return 1
-        s[PART] = 0
-        s[ARRIVED] += 1
-        if s[ARRIVED] == ranks:
-            passed(state, step)
+        passed(state, step)
     return leave(state, step, 1)
+
+
+@njit(**inlined)
+def pushed_bytes(state: int, step: int, rank: int) -> int:
+    """What root writes, to the end of a rank's share of a long message, while that rank reads the rest."""
+    n, ranks = words(step)[BYTES], words(words(state)[COMM])[NODE_SIZE]
+    return n // ranks // 64 * 64 if n >= PUSH_BYTES and words(state)[share_of(state, rank)] else 0
 
 
 @cfunc(SIGNATURE, cache=True)
 def broadcast(state: int, row: int, step: int) -> int:
     S, s = words(state), words(step)
-    me, root = words(S[COMM])[NODE_RANK], words(row)[at.FIFO]
+    me, ranks, root, n = words(S[COMM])[NODE_RANK], words(S[COMM])[NODE_SIZE], words(row)[at.FIFO], s[BYTES]
     if me == root:
+        while s[ISSUED] == ARRIVING and n >= PUSH_BYTES and s[ARRIVED] < ranks - 1:
+            rank = (me + 1 + s[ARRIVED]) % ranks
+            found = came(state, rank)
+            if found <= 0:
+                return found
+            pushed = pushed_bytes(state, step, rank)
+            start = n - pushed
+            if not copy_turn(step, S[share_of(state, rank)] + start, S[DATA_AT] + start, pushed):
+                return 1
+            s[PART] = 0
+            s[ARRIVED] += 1
+        if s[ISSUED] == ARRIVING:
+            passed(state, step)
         return leave(state, step, 1)
     if s[ISSUED] == ARRIVING:
         found = came(state, root)
@@ -262,9 +288,13 @@ def broadcast(state: int, row: int, step: int) -> int:
             return found
         if S[share_of(state, root)] == 0:
             return leave_undone(step)
+        S[share_of(state, me)] = S[FINGERPRINT_3]
         s[ISSUED] = PASSING
+    pushed = pushed_bytes(state, step, me)
     if s[ISSUED] == PASSING:
-        if not copy_turn(step, S[DATA_AT], S[share_of(state, root)], s[BYTES]):
+        if not copy_turn(step, S[DATA_AT], S[share_of(state, root)], n - pushed):
             return 1
         passed(state, step)
+    if pushed and load_acquire(counter(state, root, PASSED)) < S[SEQ]:
+        return 0
     return leave(state, step, 0)

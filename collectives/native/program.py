@@ -17,9 +17,9 @@ GRAIN_BYTES = 1 << 16  # of a fold between two tests of MPI
 class Share(NamedTuple):
     """What of a rank's memory the others access, where the first phase is a single pass over symmetric memory."""
 
-    of: int  # st.NO_SHARE, ...
-    n_bytes: int = 0
-    output_at: int = 0  # where it begins, in the output
+    of: int  # st.SHARE_OF_INPUT, ...
+    n_bytes: int
+    copied: int = 0  # bytes of the input that the output must hold before others access it
 
 
 class Program:
@@ -58,7 +58,7 @@ class Program:
         state[st.KERNEL], state[st.ITEMSIZE] = kernel, itemsize
         state[st.COPY_BYTES] = copy_bytes
         if share is not None:
-            state[st.SHARES], state[st.SHARED_BYTES], state[st.SHARED_AT] = share
+            state[st.SHARES], state[st.SHARED_BYTES], state[st.COPIED_BYTES] = share
         for i, word in enumerate(fingerprint):
             state[st.FINGERPRINT_0 + i] = word
         state[st.CALL_DIGEST] = hash(tuple(fingerprint[: st.COMPARED_WORDS]))  # of numbers: equal in all processes

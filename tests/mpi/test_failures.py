@@ -221,12 +221,13 @@ def test_every_launcher_ends_the_job(mpi, way, says):
     ends(mpi.run(3, ["-m", "tests.programs.engine_stops", way], timeout=SOON), says)
 
 
-def test_survivors_of_a_killed_rank_are_told(request):
+@pytest.mark.parametrize("memory", ["ordinary", "symmetric"])
+def test_survivors_of_a_killed_rank_are_told(memory):
     """Where the launcher lets them live."""
     library = launch.find("openmpi")
     if library is None:
         pytest.skip("needs Open MPI")
-    command = library.command(3, ["-m", "tests.programs.engine_stops", "kill"])
+    command = library.command(3, ["-m", "tests.programs.engine_stops", "kill", memory])
     command.insert(1, "--enable-recovery")
     ends(launch.run_command(command, library.environment(), timeout=SOON), "rank 2 has ended; see its own output")
 

@@ -91,8 +91,7 @@ def run(comm: collectives.Communicator, places: Places, random: Random, case: st
         x = out[mine] if apart else places.take(kind[0], wanted[mine])
         bits(x).copy_(bits(wanted[mine]))
         comm.allgather(x, out)
-        empty = [each.start == each.stop for each in part]
-        one_pass = all(a or b or c for a, b, c in zip(shared[1 if apart else 0], shared[1], empty, strict=True))
+        one_pass = all(shared[1])
     else:
         x = out = places.take(kind[0], wanted if at_root else torch.zeros_like(wanted))
         comm.broadcast(x, root)
@@ -101,7 +100,9 @@ def run(comm: collectives.Communicator, places: Places, random: Random, case: st
     ran = collectives.last_choice(comm)
     report.check((ran is not None and ran.algorithm == "one_pass") == (one_pass and count > 0), f"{what}: ran {ran}")
     if name != "broadcast" and out is not x and not (name == "allgather" and apart):
-        report.equal(x, wanted[:0] if not x.numel() else (wanted[mine] if name == "allgather" else given[comm.rank]), what)
+        report.equal(
+            x, wanted[:0] if not x.numel() else (wanted[mine] if name == "allgather" else given[comm.rank]), what
+        )
     report.check(places.give_back(), f"{what}: wrote beside it")
 
 
@@ -112,7 +113,10 @@ def back_to_back(comm: collectives.Communicator, report: Report) -> None:
     """Plans of all kinds in a row, with nothing between them but what an optimizer would write."""
     count = 1 + 5 * comm.size
     x, y = comm.empty(count, "int64"), comm.empty(count, "int64")
-    part, sums = comm.empty(count, "int64")[: len(range(*collectives.chunk(count, comm.size, comm.rank).indices(count)))], 0
+    part, sums = (
+        comm.empty(count, "int64")[: len(range(*collectives.chunk(count, comm.size, comm.rank).indices(count)))],
+        0,
+    )
     mine = collectives.chunk(count, comm.size, comm.rank)
     calls = [
         comm.plan("broadcast", x, root=comm.size - 1),

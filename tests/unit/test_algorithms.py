@@ -114,6 +114,11 @@ COSTS = {
     ("reduce", "binomial_tree"): lambda p: (depth(p), p > 1, bits(p)),
     ("broadcast", "binomial_tree"): lambda p: (depth(p), bits(p), 0),
     ("broadcast", "scatter_allgather"): lambda p: (depth(p) + p - 1, 2 * share(p), 0),
+    ("allreduce", "one_pass"): lambda p: (2 * (p > 1), 2 * share(p), share(p)),
+    ("reduce_scatter", "one_pass"): lambda p: (p > 1, share(p), share(p)),
+    ("allgather", "one_pass"): lambda p: (p > 1, share(p), 0),
+    ("reduce", "one_pass"): lambda p: (2 * (p > 1), share(p) + Fraction(p > 1, p), share(p)),
+    ("broadcast", "one_pass"): lambda p: (p > 1, p - 1, 0),
 }
 
 
@@ -155,7 +160,8 @@ def test_which_have_the_canonical_tree():
     moves = {(a.collective, a.name) for a in every() if a.collective in ("allgather", "broadcast")}
     one_node = {("allreduce", "hierarchical")}  # 5 ranks, and no nodes given
     direct = {("allreduce", name) for name in ("one_shot", "two_shot", "single_copy")} | {("reduce_scatter", "direct")}
-    assert fixed == moves | one_node | direct
+    one_pass = {(a.collective, a.name) for a in every() if a.name == "one_pass"}
+    assert fixed == moves | one_node | direct | one_pass
 
 
 # How algorithms are put together
@@ -245,7 +251,7 @@ def exchange(g: Group, span: Span = WHOLE) -> Iterator[list]:
 def test_names():
     assert names("allreduce")[:3] == ("ring", "recursive_doubling", "halving_doubling")
     assert {a.collective for a in every()} == set(COLLECTIVES)
-    assert every("reduce") == (find("reduce", "binomial_tree"),)
+    assert every("reduce") == (find("reduce", "binomial_tree"), find("reduce", "one_pass"))
 
 
 def test_unknown_names_list_what_there_is():
