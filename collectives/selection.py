@@ -17,7 +17,7 @@ FIXED_ORDER = {
     "reduce": (ONE_PASS,),
 }
 # Algorithms that fold all ranks in order, once: the only ones that a deterministic choice may take.
-LEAST_PASS = {"allreduce": 0}  # bytes of symmetric memory from which one_pass serves where no rule says so
+LEAST_PASS = 4 << 10  # bytes of symmetric memory from which one_pass serves where no rule says so
 
 
 class Topology(Protocol):
@@ -107,8 +107,7 @@ def _on_symmetric(
         rule, because = table.find(collective, nbytes, dtype, op, SYMMETRIC), f"{table.origin} has no rule"
     if rule is None:
         why = "each rank reads and writes the others' memory, once"
-        least = LEAST_PASS.get(collective, 0)
-        return _thumb(f"{because} for symmetric memory", ONE_PASS, {}, why) if nbytes >= least else None
+        return _thumb(f"{because} for symmetric memory", ONE_PASS, {}, why) if nbytes >= LEAST_PASS else None
     assert table is not None
     found = _from_rule(table.origin, rule, False, False)
     return found if isinstance(found, Choice) and found.algorithm == ONE_PASS else None

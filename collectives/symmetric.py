@@ -94,7 +94,7 @@ class Regions:
             total = part * self.group.node.size
             raise UnsupportedError(
                 f"no room for {total} bytes of symmetric memory: a rank of some node cannot make or map them; enlarge "
-                "/dev/shm (containers: --shm-size), or the limit of open files or of addresses (ulimit -n, -v) where it "
+                "/dev/shm (containers: --shm-size), or the limit of open files or addresses (ulimit -n, -v) where that "
                 "is small; treering doctor shows them. Ordinary memory serves too"
             )
         bases = [window.address + rank * part for rank in range(self.group.node.size)]

@@ -149,7 +149,9 @@ def limits() -> Check:
     )
     mend = ""
     if files != unlimited and files < ENOUGH_FILES:
-        mend = f"allow {ENOUGH_FILES} open files (ulimit -n): each registered tensor and each peer of the node takes one"
+        mend = (
+            f"allow {ENOUGH_FILES} open files (ulimit -n): each registered tensor and each peer of the node takes one"
+        )
     elif mappings < ENOUGH_MAPPINGS:
         mend = f"sysctl vm.max_map_count={ENOUGH_MAPPINGS}: each region of symmetric memory takes one for each rank"
     return Check("limits", not mend, found, mend)

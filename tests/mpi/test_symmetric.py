@@ -20,9 +20,7 @@ def test_without_kernels_it_is_memory_like_any_other(mpich, variable):
     assert done.stdout.count("symmetric memory is right") == 2
 
 
-@pytest.mark.parametrize(
-    "mpi, n", [("mpich", 2), ("mpich", 4), ("openmpi", 3), ("impi", 2)], indirect=["mpi"], ids=str
-)
+@pytest.mark.parametrize("mpi, n", [("mpich", 2), ("mpich", 4), ("openmpi", 3), ("impi", 2)], indirect=["mpi"], ids=str)
 def test_every_collective_in_every_kind_of_memory(mpi, n):
     done = mpi(n, "symmetric_calls", f"{mpi.name} {n}", CASES, timeout=240)
     assert json.loads(done.stdout)["wrong"] == []

@@ -34,7 +34,7 @@ WAYS: dict[str, Callable[[collectives.Communicator], object]] = {
 if __name__ == "__main__":
     way = sys.argv[1]
     with collectives.Communicator(timeout=DEADLINE) as comm:
-        x = comm.empty(1000) if sys.argv[2:] == ["symmetric"] else array("f", [1] * 1000)
+        x = comm.empty(5000) if sys.argv[2:] == ["symmetric"] else array("f", [1] * 1000)
         comm.allreduce(x)
         if comm.rank == comm.size - 1:
             WAYS[way](comm)

@@ -12,6 +12,7 @@ from random import Random
 import torch
 
 import collectives
+from collectives.selection import LEAST_PASS
 from tests.programs.engine_numbers import PAIRS, bits, inputs, noise, result, torch_dtype
 from tests.programs.engine_report import Report
 
@@ -54,7 +55,8 @@ class Places:
 
 def run(comm: collectives.Communicator, places: Places, random: Random, case: str, report: Report) -> None:
     dtype, op = random.choice(PAIRS)
-    most = LARGEST // torch_dtype(dtype).itemsize
+    size = torch_dtype(dtype).itemsize
+    most = LARGEST // size
     count = random.choice((0, 1, comm.size - 1, comm.size + 1, 31, 129, 1009, 4099, 20_011, most))
     seed, root, name = random.randrange(1 << 30), random.randrange(comm.size), random.choice(CALLS)
     if random.random() < 0.5:
@@ -65,7 +67,8 @@ def run(comm: collectives.Communicator, places: Places, random: Random, case: st
     mine, kind = part[comm.rank], [each[comm.rank] for each in kinds]
     shared = [[each != "ordinary" for each in both] for both in kinds]
     at_root, apart = comm.rank == root, random.random() < 0.4
-    what = f"{case}: {name} {op} of {count} {dtype}, root {root}, in {kinds}{', out of place' * apart}"
+    named = {"algorithm": "one_pass"} if random.random() < 0.5 else {}
+    what = f"{case}: {name} {op} of {count} {dtype}, root {root}, in {kinds}{', out of place' * apart}, {named}"
     if name in ("broadcast", "allgather"):
         wanted = noise(dtype, count, torch.Generator().manual_seed(seed))
     else:
@@ -74,31 +77,32 @@ def run(comm: collectives.Communicator, places: Places, random: Random, case: st
     if name == "allreduce":
         x = places.take(kind[0], given[comm.rank])
         out = places.take(kind[1], torch.zeros_like(wanted)) if apart else x
-        comm.allreduce(x, out=out if apart else None, op=op)
+        comm.allreduce(x, out=out if apart else None, op=op, **named)
         one_pass = all(shared[apart])
     elif name == "reduce":
         x = places.take(kind[0], given[comm.rank])
         out = places.take(kind[1], torch.zeros_like(wanted)) if apart and at_root else x
-        comm.reduce(x, root, out if apart and at_root else None, op)
+        comm.reduce(x, root, out if apart and at_root else None, op, **named)
         wanted = wanted if at_root else given[comm.rank]
         one_pass = all(shared[apart and rank == root][rank] for rank in range(comm.size))
     elif name == "reduce_scatter":
         x, out = places.take(kind[0], given[comm.rank]), places.take(kind[1], torch.zeros_like(wanted[mine]))
-        comm.reduce_scatter(x, out, op)
+        comm.reduce_scatter(x, out, op, **named)
         wanted, one_pass = wanted[mine], all(shared[0])
     elif name == "allgather":
         out = places.take(kind[1], torch.zeros_like(wanted))
         x = out[mine] if apart else places.take(kind[0], wanted[mine])
         bits(x).copy_(bits(wanted[mine]))
-        comm.allgather(x, out)
+        comm.allgather(x, out, **named)
         one_pass = all(shared[1])
     else:
         x = out = places.take(kind[0], wanted if at_root else torch.zeros_like(wanted))
-        comm.broadcast(x, root)
+        comm.broadcast(x, root, **named)
         one_pass = shared[0][root]
     report.equal(out, wanted, what)
-    ran = collectives.last_choice(comm)
-    report.check((ran is not None and ran.algorithm == "one_pass") == (one_pass and count > 0), f"{what}: ran {ran}")
+    one_pass = one_pass and count > 0 and (bool(named) or count * size >= LEAST_PASS)
+    assert isinstance(comm._last, tuple)
+    report.check(comm._last[0].one_pass == one_pass, f"{what}: ran {collectives.last_choice(comm)}")
     if name != "broadcast" and out is not x and not (name == "allgather" and apart):
         report.equal(
             x, wanted[:0] if not x.numel() else (wanted[mine] if name == "allgather" else given[comm.rank]), what
@@ -119,11 +123,11 @@ def back_to_back(comm: collectives.Communicator, report: Report) -> None:
     )
     mine = collectives.chunk(count, comm.size, comm.rank)
     calls = [
-        comm.plan("broadcast", x, root=comm.size - 1),
-        comm.plan("allreduce", x),
-        comm.plan("reduce_scatter", x, part),
-        comm.plan("allgather", part, y),
-        comm.plan("reduce", y, root=0),
+        comm.plan("broadcast", x, root=comm.size - 1, algorithm="one_pass"),
+        comm.plan("allreduce", x, algorithm="one_pass"),
+        comm.plan("reduce_scatter", x, part, algorithm="one_pass"),
+        comm.plan("allgather", part, y, algorithm="one_pass"),
+        comm.plan("reduce", y, root=0, algorithm="one_pass"),
     ]
     for turn in range(400):
         x.fill_(turn + comm.rank)
@@ -134,7 +138,7 @@ def back_to_back(comm: collectives.Communicator, report: Report) -> None:
         report.check(bool((x == last * size).all()), f"turn {turn}: {x}")
         sums = last * size * size * (size if comm.rank == 0 else 1)
         report.check(bool((y == sums).all()), f"turn {turn}: {y}, not {sums}")
-    report.check({call.choice.algorithm for call in calls} == {"one_pass"}, [call.choice for call in calls])
+    report.check(all(call._program.one_pass for call in calls), "back to back, not all in one pass")
 
 
 def main(seed: str, cases: int) -> None:

@@ -15,22 +15,25 @@ ONES = {"float16": 0x3C00, "bfloat16": 0x3F80}  # their bits
 made: dict[str, Any] = {name: comm.empty((3, 4), name) for name in DTYPES}
 assert "torch" not in sys.modules, "torch is loaded, so these are tensors"
 
+
+def in_one_pass() -> bool:
+    """Whether the last call was."""
+    assert isinstance(comm._last, tuple)
+    return comm._last[0].one_pass
+
+
 for name, x in made.items():
     memory = memoryview(x)
     assert (x.shape, x.dtype, memory.shape, memory.nbytes) == ((3, 4), name, (3, 4), 12 * memory.itemsize), name
     for row in x:
         row[:] = [ONES.get(name, 1)] * 4
-    assert comm.allreduce(x, op="max") is x, name
-    ran = collectives.last_choice(comm)
-    assert ran is not None, name
-    assert ran.algorithm == "one_pass", (name, ran)
+    assert comm.allreduce(x, op="max", algorithm="one_pass") is x, name
+    assert in_one_pass(), name
     assert [list(row) for row in x] == [[ONES.get(name, 1)] * 4] * 3, name
     part = x[1:]
     assert (part.shape, part.dtype) == ((2, 4), name), name
-    comm.allreduce(part, op="min")  # a slice of symmetric memory is symmetric
-    ran = collectives.last_choice(comm)
-    assert ran is not None, name
-    assert ran.algorithm == "one_pass", (name, ran)
+    comm.allreduce(part, op="min", algorithm="one_pass")
+    assert in_one_pass(), f"{name}: a slice of symmetric memory is symmetric"
 
 x = comm.empty(10)
 x[:] = [rank + 1.0] * 10
@@ -60,10 +63,8 @@ for name, x in made.items():
     assert (tuple(seen.shape), seen.dtype) == ((3, 4), getattr(torch, name)), name
     seen.fill_(3)
     assert name in HALVES or x[2][3] == 3, name
-    comm.allreduce(seen)
-    ran = collectives.last_choice(comm)
-    assert ran is not None, name
-    assert ran.algorithm == "one_pass", (name, ran)
+    comm.allreduce(seen, algorithm="one_pass")
+    assert in_one_pass(), name
     assert bool((seen == 3 * size).all()), (name, seen)
 alive = torch.from_dlpack(made.pop("int64"))
 gc.collect()

@@ -78,7 +78,7 @@ for where in (0, last):
     with limited(resource.RLIMIT_AS, 1 << 28, rank == where):
         refused(lambda: comm.empty(SIZE), "cannot make or map")
 refused(lambda: comm.empty(100 + rank), "size of symmetric memory", MismatchError)
-serves(comm.empty(1000))
+serves(comm.empty(2000))
 by("one_pass")
 
 # ---------------------------------------------------------------- memory that changes on one rank
@@ -99,7 +99,7 @@ by("ordinary")
 assert comm.register(y) is y
 serves(y)
 by("one_pass")
-serves(y[100:200])
+serves(y[100:2100])
 by("one_pass")
 comm.release(y)
 x.fill_(1)
@@ -120,7 +120,7 @@ before = (0, 0, 0)
 for number in range(count):
     if number == count // 5:
         before = descriptors(), mappings(), resident()
-    kept.append(comm.empty(1000 + number % 7) if number % 3 else comm.register(torch.zeros(1000 + number % 7)))
+    kept.append(comm.empty(2000 + number % 7) if number % 3 else comm.register(torch.zeros(2000 + number % 7)))
     if number % 16 == 0:
         serves(kept[-1])
         by("one_pass")

@@ -56,7 +56,12 @@ def test_limits_are_told_and_small_ones_have_a_mend(monkeypatch, tmp_path):
     assert said.ok
     assert all(
         words in said.found
-        for words in ("4096 open files", "65530 mappings", "any amount of locked", "huge pages of shared memory: advise")
+        for words in (
+            "4096 open files",
+            "65530 mappings",
+            "any amount of locked",
+            "huge pages of shared memory: advise",
+        )
     )
     (tmp_path / "maps").write_text("1000\n")
     assert "vm.max_map_count" in checks.limits().mend
