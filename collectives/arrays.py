@@ -85,17 +85,19 @@ class _Managed(ctypes.Structure):
 _lent: dict[int, Any] = {}  # what consumers hold, until they say that they are done
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 def _done(address: int) -> None:
     _lent.pop(address, None)
 
 
-@ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 def _dropped(made: int) -> None:
     """A capsule ends: where nobody has taken what it holds, nobody will say that it is done."""
     valid, get, _ = _capsules()
     if valid(made, CAPSULE):
         _lent.pop(get(made, CAPSULE), None)
+
+
+_DONE: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_done)
+_DROPPED: Any = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_dropped)
 
 
 @cache
@@ -113,7 +115,7 @@ def capsule(x: Any) -> Any:
     shape = (ctypes.c_int64 * max(1, len(x.shape)))(*x.shape)
     code, bits = DLPACK_CODES[x.dtype.rstrip("0123456789")], 8 * ITEMSIZE[x.dtype]
     tensor = DLTensor(ctypes.addressof(x), CPU, 0, len(x.shape), code, bits, 1, shape, None, 0)
-    managed = _Managed(tensor, None, ctypes.cast(_done, ctypes.c_void_p))
+    managed = _Managed(tensor, None, ctypes.cast(_DONE, ctypes.c_void_p))
     address = ctypes.addressof(managed)
     _lent[address] = managed, shape, x
-    return _capsules()[2](address, CAPSULE, ctypes.cast(_dropped, ctypes.c_void_p))
+    return _capsules()[2](address, CAPSULE, ctypes.cast(_DROPPED, ctypes.c_void_p))

@@ -158,7 +158,7 @@ class Plans:
             case "broadcast" if not root:
                 return Share(st.OPTIONAL_SHARE, n_bytes)
             case "allreduce":
-                return Share(st.SHARE_OF_OUTPUT, n_bytes, n_bytes)
+                return Share(st.SHARE_OF_OUTPUT, n_bytes, n_bytes, kernel(call.dtype, call.op, many=True))
             case "reduce" if root:
                 return Share(st.SHARE_OF_OUTPUT, n_bytes, n_bytes)
         return Share(st.SHARE_OF_INPUT, n_bytes)

@@ -36,6 +36,7 @@ class Region:
     n_bytes: int
     bases: Sequence[int]  # of each rank of the node
     keep: Any  # what maps them
+    registered: bool  # my part is a tensor's own storage, which outlives the region
     ended: bool = False
 
 
@@ -52,7 +53,7 @@ class Directory:
         w[st.REGION_COUNT], w[st.REGION_ROW_WORDS] = len(rows), size
         for place, region in enumerate(rows):
             at = st.REGION_ROW_AT + size * place
-            row = [region.address, region.address + region.n_bytes, region.number, region.ended, *region.bases]
+            row: Any = [region.address, region.address + region.n_bytes, region.number, region.ended, *region.bases]
             w[at : at + size] = row
             w[numbers_at + region.number] = place
             self._ended[region.number] = at + st.R_ENDED
@@ -98,7 +99,7 @@ class Regions:
                 "is small; treering doctor shows them. Ordinary memory serves too"
             )
         bases = [window.address + rank * part for rank in range(self.group.node.size)]
-        region = self._add(bases, n_bytes, window)
+        region = self._add(bases, n_bytes, window, registered=False)
         memory = (ctypes.c_char * n_bytes).from_address(region.address)
         weakref.finalize(memory, self.end, region).atexit = False
         return shaped(memory, name, sizes, count)
@@ -123,18 +124,18 @@ class Regions:
                 "a rank of the node cannot share its storage or map another one's, which remain ordinary memory; use "
                 "comm.empty instead, or see what treering doctor says of limits"
             )
-        self._add(bases, storage.nbytes(), (mapped, storage))
+        self._add(bases, storage.nbytes(), (mapped, storage), registered=True)
         return x
 
     def release(self, x: Any) -> None:
         """Let a registered tensor go; its memory becomes ordinary for this communicator."""
         for region in self.regions.values():
-            if region.address <= x.data_ptr() < region.address + region.n_bytes:
+            if region.registered and region.address <= x.data_ptr() < region.address + region.n_bytes:
                 self.end(region)
 
-    def _add(self, bases: Sequence[int], n_bytes: int, keep: Any) -> Region:
+    def _add(self, bases: Sequence[int], n_bytes: int, keep: Any, registered: bool) -> Region:
         number = next(number for number in range(1, len(self.regions) + 2) if number not in self.regions)
-        region = Region(number, bases[self.group.node.rank], n_bytes, bases, keep)
+        region = Region(number, bases[self.group.node.rank], n_bytes, bases, keep, registered)
         self.regions[number] = region
         self._publish()
         return region

@@ -20,20 +20,20 @@ def main() -> None:
         for p, part in zip(model.parameters(), gradients.split(sizes), strict=True):
             p.grad = part.view_as(p)
 
+        average = comm.plan("allreduce", gradients, op="avg")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.002)
         x = torch.randn(32, 64, generator=torch.Generator().manual_seed(comm.rank))  # each rank has data of its own
         for step in range(20):
             gradients.zero_()
             loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
             loss.backward()
-            comm.allreduce(gradients, op="avg")  # one pass over everybody's, with no copy
+            average()  # one pass over everybody's, with no copy
             optimizer.step()
             if comm.rank == 0 and step in (0, 19):
                 print(f"step {step}: loss {loss:.1f}")
 
-        ran = collectives.last_choice(comm)
         if comm.rank == 0:
-            print(f"{gradients.nbytes} bytes of gradients by {ran.algorithm}")
+            print(f"{gradients.nbytes} bytes of gradients by {average.choice.algorithm}")
 
 
 if __name__ == "__main__":

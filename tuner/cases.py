@@ -109,7 +109,7 @@ class Case:
         found = self._result[place * item : (place + 1) * item]
         if self._exact:
             return found == self._expected[place * item : (place + 1) * item]
-        value = decode(found, self.dtype)
+        value = decode(bytes(found), self.dtype)
         wanted = self._expected_values[(self._expected_slice.start + place) % PERIOD]
         return math.isclose(value, wanted, rel_tol=TOLERANCE[self.dtype])
 

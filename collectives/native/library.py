@@ -36,12 +36,12 @@ def library() -> Library:
 
 
 @cache
-def kernel(dtype: str, op: str) -> int:
-    """Address of the reduction kernel."""
-    with compiling(f"{dtype}-{op}"):
+def kernel(dtype: str, op: str, many: bool = False) -> int:
+    """Address of the reduction kernel; many: of the one that writes as many targets as there are operands."""
+    with compiling(f"{dtype}-{op}{'-many' * many}"):
         from collectives.native import kernels
 
-        return kernels.kernel(dtype, op)
+        return kernels.kernel(dtype, op, many)
 
 
 @cache

@@ -20,7 +20,7 @@ from numba import cfunc, njit
 
 from collectives import layout as at
 from collectives.native.board import differs, entry_of
-from collectives.native.fused import SIGNATURE, all_reached, chunk_bytes, counter, fold
+from collectives.native.fused import SIGNATURE, all_reached, chunk_bytes, counter, fold, weights_at
 from collectives.native.layout import (
     ARRIVED,
     BOARD,
@@ -33,6 +33,8 @@ from collectives.native.layout import (
     FINISHED,
     INPUT_AT,
     ISSUED,
+    ITEMSIZE,
+    KERNEL_TO_MANY,
     MISMATCH,
     NODE_RANK,
     NODE_SIZE,
@@ -46,10 +48,10 @@ from collectives.native.layout import (
     SERVED,
     TABLE,
 )
-from collectives.native.memory import copy, inlined, load_acquire, store_release, words
+from collectives.native.memory import call_kernel, copy, inlined, load_acquire, store_release, words
 from collectives.native.regions import address_of
 
-NEAR_BYTES = 1 << 13  # folded at once where the result is copied on: it is in the nearest cache then
+NEAR_BYTES = 1 << 13  # copied at once where there are several targets: it is in the nearest cache then
 TURN_BYTES = 1 << 20  # after which others get a turn
 PUSH_BYTES = 1 << 17  # from which root of a broadcast does its share of the copying
 
@@ -122,13 +124,13 @@ def leave_undone(step: int) -> int:
 
 # ---------------------------------------------------------------- what is done between them
 @njit(**inlined)
-def fold_piece(state: int, row: int, start: int, target: int, n_bytes: int) -> None:
-    """Fold a piece of all shares, in rank order."""
+def note_operands(state: int, start: int) -> int:
+    """All shares from there on, in rank order, as a kernel's operands: their address."""
     S = words(state)
-    operands = words(state + 8 * S[OPERANDS_AT])
+    at = state + 8 * S[OPERANDS_AT]
     for rank in range(words(S[COMM])[NODE_SIZE]):
-        operands[rank] = S[share_of(state, rank)] + start
-    fold(state, row, target, n_bytes)
+        words(at)[rank] = S[share_of(state, rank)] + start
+    return at
 
 
 @njit(**inlined)
@@ -137,7 +139,8 @@ def fold_turn(state: int, row: int, step: int, start: int, length: int, target: 
     s = words(step)
     piece = min(TURN_BYTES, length - s[PART])
     if piece > 0:
-        fold_piece(state, row, start + s[PART], target + s[PART], piece)
+        note_operands(state, start + s[PART])
+        fold(state, row, target + s[PART], piece)
         s[PART] += piece
     return s[PART] >= length
 
@@ -176,14 +179,10 @@ def allreduce(state: int, row: int, step: int) -> int:
         chunk = chunk_bytes(n, ranks)
         start = min(n, me * chunk)
         length = min(n, start + chunk) - start
-        until = min(length, s[PART] + TURN_BYTES)
-        while s[PART] < until:
-            piece, place = min(NEAR_BYTES, until - s[PART]), start + s[PART]
-            mine = S[share_of(state, me)] + place
-            fold_piece(state, row, place, mine, piece)
-            for rank in range(ranks):
-                if rank != me:
-                    copy(S[share_of(state, rank)] + place, mine, piece)
+        piece = min(TURN_BYTES, length - s[PART])
+        if piece > 0:
+            operands = note_operands(state, start + s[PART])
+            call_kernel(S[KERNEL_TO_MANY], operands, operands, ranks, piece // S[ITEMSIZE], weights_at(state, row))
             s[PART] += piece
         if s[PART] < length:
             return 1

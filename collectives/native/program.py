@@ -20,6 +20,7 @@ class Share(NamedTuple):
     of: int  # st.SHARE_OF_INPUT, ...
     n_bytes: int
     copied: int = 0  # bytes of the input that the output must hold before others access it
+    kernel: int = 0  # that folds to many targets
 
 
 class Program:
@@ -58,7 +59,7 @@ class Program:
         state[st.KERNEL], state[st.ITEMSIZE] = kernel, itemsize
         state[st.COPY_BYTES] = copy_bytes
         if share is not None:
-            state[st.SHARES], state[st.SHARED_BYTES], state[st.COPIED_BYTES] = share
+            state[st.SHARES], state[st.SHARED_BYTES], state[st.COPIED_BYTES], state[st.KERNEL_TO_MANY] = share
         for i, word in enumerate(fingerprint):
             state[st.FINGERPRINT_0 + i] = word
         state[st.CALL_DIGEST] = hash(tuple(fingerprint[: st.COMPARED_WORDS]))  # of numbers: equal in all processes

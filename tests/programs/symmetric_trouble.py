@@ -64,19 +64,25 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
+def end(x: torch.Tensor, registered: bool) -> None:
+    """Memory from comm.empty ends with its last tensor."""
+    if registered:
+        comm.release(x)
+
+
 # ---------------------------------------------------------------- no room, no descriptors, no way to map
 SIZE = 1 << 22
 for where in (0, last):
-    refused(lambda: comm.empty(1 << 50, "uint8"), "--shm-size")
+    refused(lambda: comm.empty(1 << 50, "uint8"), "memory")
     with limited(resource.RLIMIT_FSIZE, 1 << 16, rank == where):
         if where == 0:  # it makes the file
-            refused(lambda: comm.empty(SIZE), "no room")
+            refused(lambda: comm.empty(SIZE), "memory")
     with limited(resource.RLIMIT_NOFILE, descriptors() - 1, rank == where):
-        refused(lambda: comm.empty(SIZE), "open files")
+        refused(lambda: comm.empty(SIZE), "memory")
         refused(lambda: comm.register(torch.ones(SIZE)), "comm.empty")
     # Nothing can be mapped any more: what is there already is more than may be.
     with limited(resource.RLIMIT_AS, 1 << 28, rank == where):
-        refused(lambda: comm.empty(SIZE), "cannot make or map")
+        refused(lambda: comm.empty(SIZE), "memory")
 refused(lambda: comm.empty(100 + rank), "size of symmetric memory", MismatchError)
 serves(comm.empty(2000))
 by("one_pass")
@@ -102,6 +108,10 @@ by("one_pass")
 serves(y[100:2100])
 by("one_pass")
 comm.release(y)
+z = comm.empty(5000)
+comm.release(z)  # which is for registered tensors: this one stays what it is
+serves(z)
+by("one_pass")
 x.fill_(1)
 comm.empty(10)  # here what has ended everywhere is unmapped
 plan()
@@ -115,21 +125,19 @@ by("ordinary")
 del x, y, z, plan
 
 # ---------------------------------------------------------------- many allocations, ended in any order
-count, order, kept = int(sys.argv[1]), Random(rank), list[torch.Tensor]()
+count, order, kept = int(sys.argv[1]), Random(rank), list[tuple[torch.Tensor, bool]]()
 before = (0, 0, 0)
 for number in range(count):
     if number == count // 5:
         before = descriptors(), mappings(), resident()
-    kept.append(comm.empty(2000 + number % 7) if number % 3 else comm.register(torch.zeros(2000 + number % 7)))
+    registers, length = number % 3 == 0, 2000 + number % 7
+    kept.append((comm.register(torch.zeros(length)) if registers else comm.empty(length), registers))
     if number % 16 == 0:
-        serves(kept[-1])
+        serves(kept[-1][0])
         by("one_pass")
     order.shuffle(kept)
-    for ended in kept[8:]:
-        if ended.untyped_storage().nbytes() != ended.numel() or number % 3 == 0:
-            comm.release(ended)
-    del kept[8:]
-    ended = None
+    while len(kept) > 8:
+        end(*kept.pop())
 after = descriptors(), mappings(), resident()
 grown = [b - a for a, b in zip(before, after, strict=True)]
 assert abs(grown[0]) <= 40, grown  # regions under way at either moment

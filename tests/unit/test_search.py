@@ -2,6 +2,7 @@
 
 import random
 from time import sleep
+from typing import Any
 
 import pytest
 
@@ -191,7 +192,7 @@ class Topology:
 
 def test_symmetric_memory_asks_whether_one_pass_is_better_there():
     one_pass = Candidate("one_pass")
-    machine = Machine(lambda candidate, nbytes: nbytes / 10 if candidate == one_pass else 50)
+    machine: Any = Machine(lambda candidate, nbytes: nbytes / 10 if candidate == one_pass else 50)
     sizes = [Measured(nbytes, DEFAULT, baseline=True) for nbytes in (64, 4096, 8192)]
     decide(sizes, allow_native=False)
     search = Search(machine, "allreduce", "float32", "sum", Clock(0.5), 0)
