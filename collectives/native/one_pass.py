@@ -60,8 +60,16 @@ ARRIVING, PASSING, LEAVING = range(3)  # ISSUED
 
 # ---------------------------------------------------------------- barriers
 @njit(**inlined)
+def next_phase(step: int) -> int:
+    """Go on to the ordinary phases, or to the end."""
+    s = words(step)
+    s[FINISHED] = s[PIECES]
+    return 1
+
+
+@njit(**inlined)
 def share_of(state: int, rank: int) -> int:
-    """Where I find a rank's share, once it has come; 0 if it has none."""
+    """The word of the state that says where I find a rank's share, once it has come; 0 if it has none."""
     return words(state)[OPERANDS_AT] + words(words(state)[COMM])[NODE_SIZE] + rank
 
 
@@ -81,8 +89,8 @@ def came(state: int, rank: int) -> int:
 
 
 @njit(**inlined)
-def all_came(state: int, step: int) -> int:
-    """1 when everyone has, and shares; 2 where somebody does not."""
+def arrive(state: int, step: int) -> int:
+    """Go on to PASSING when everyone has come, and shares; leave the step undone where somebody does not share."""
     S, s = words(state), words(step)
     ranks = words(S[COMM])[NODE_SIZE]
     while s[ARRIVED] < ranks:
@@ -92,7 +100,8 @@ def all_came(state: int, step: int) -> int:
         s[ARRIVED] += 1
     for rank in range(ranks):
         if S[share_of(state, rank)] == 0:
-            return 2
+            return next_phase(step)
+    s[ISSUED] = PASSING
     return 1
 
 
@@ -111,15 +120,7 @@ def leave(state: int, step: int, awaited: int) -> int:
     if awaited and not all_reached(state, PASSED, S[SEQ]):
         return 0
     S[PHASE], S[SERVED] = words(S[TABLE])[at.N_PHASES] - 1, 1
-    return leave_undone(step)
-
-
-@njit(**inlined)
-def leave_undone(step: int) -> int:
-    """Go on to the ordinary phases."""
-    s = words(step)
-    s[FINISHED] = s[PIECES]
-    return 1
+    return next_phase(step)
 
 
 # ---------------------------------------------------------------- what is done between them
@@ -171,10 +172,9 @@ def allreduce(state: int, row: int, step: int) -> int:
     C, n = words(S[COMM]), s[BYTES]
     me, ranks = C[NODE_RANK], C[NODE_SIZE]
     if s[ISSUED] == ARRIVING:
-        found = all_came(state, step)
-        if found != 1:
-            return leave_undone(step) if found == 2 else found
-        s[ISSUED] = PASSING
+        moved = arrive(state, step)
+        if s[ISSUED] == ARRIVING:
+            return moved
     if s[ISSUED] == PASSING:
         chunk = chunk_bytes(n, ranks)
         start = min(n, me * chunk)
@@ -196,10 +196,9 @@ def reduce(state: int, row: int, step: int) -> int:
     C, n = words(S[COMM]), s[BYTES]
     me, ranks = C[NODE_RANK], C[NODE_SIZE]
     if s[ISSUED] == ARRIVING:
-        found = all_came(state, step)
-        if found != 1:
-            return leave_undone(step) if found == 2 else found
-        s[ISSUED] = PASSING
+        moved = arrive(state, step)
+        if s[ISSUED] == ARRIVING:
+            return moved
     if s[ISSUED] == PASSING:
         chunk = chunk_bytes(n, ranks)
         start = min(n, me * chunk)
@@ -216,10 +215,9 @@ def reduce_scatter(state: int, row: int, step: int) -> int:
     C, n = words(S[COMM]), s[BYTES]
     me, ranks = C[NODE_RANK], C[NODE_SIZE]
     if s[ISSUED] == ARRIVING:
-        found = all_came(state, step)
-        if found != 1:
-            return leave_undone(step) if found == 2 else found
-        s[ISSUED] = PASSING
+        moved = arrive(state, step)
+        if s[ISSUED] == ARRIVING:
+            return moved
     if s[ISSUED] == PASSING:
         start = chunk_start(row, n, ranks, me)
         if not fold_turn(state, row, step, start, chunk_start(row, n, ranks, me + 1) - start, S[DATA_AT]):
@@ -234,10 +232,9 @@ def allgather(state: int, row: int, step: int) -> int:
     C, n = words(S[COMM]), s[BYTES]
     me, ranks = C[NODE_RANK], C[NODE_SIZE]
     if s[ISSUED] == ARRIVING:
-        found = all_came(state, step)
-        if found != 1:
-            return leave_undone(step) if found == 2 else found
-        s[ISSUED] = PASSING
+        moved = arrive(state, step)
+        if s[ISSUED] == ARRIVING:
+            return moved
     if s[ISSUED] == PASSING:
         start = chunk_start(row, n, ranks, me)
         length = chunk_start(row, n, ranks, me + 1) - start
@@ -286,7 +283,7 @@ def broadcast(state: int, row: int, step: int) -> int:
         if found <= 0:
             return found
         if S[share_of(state, root)] == 0:
-            return leave_undone(step)
+            return next_phase(step)
         S[share_of(state, me)] = S[FINGERPRINT_3]
         s[ISSUED] = PASSING
     pushed = pushed_bytes(state, step, me)
