@@ -205,7 +205,7 @@ def main() -> int:
     told = {"ranks": options.n, "seconds": options.seconds, "cases": cases, "tables": [],
             "limit": 60 + len(cases) * (5 * options.seconds + 5)}  # fmt: skip
     context = report.machine() | {"ranks": options.n, "seconds": options.seconds, "rounds": options.rounds}
-    launches, order = list[dict[str, Any]](), random.Random(len(cases))
+    launches, failed, order = list[dict[str, Any]](), list[str](), random.Random(len(cases))
     with tempfile.TemporaryDirectory(prefix="treering-symmetric-") as folder:
         into, told_in = Path(folder, "found.json"), Path(folder, "told.json")
         for number in range(options.rounds):
@@ -213,9 +213,13 @@ def main() -> int:
                 print(f"round {number + 1} of {options.rounds}: {name}", file=sys.stderr, flush=True)
                 told_in.write_text(json.dumps({**told, "into": str(into)}), encoding="utf-8")
                 program = [peers.PYTHON.format(name), "-m", "benchmarks.symmetric", "--rank", str(told_in)]
-                peers.finished(program, told["limit"], Path(folder, "said.txt"))
-                launches.append({"library": name, **json.loads(into.read_text(encoding="utf-8"))})
-    found, wrong = report.rows(launches), report.faults(launches)
+                try:
+                    peers.finished(program, told["limit"], Path(folder, "said.txt"))
+                except ChildProcessError as error:  # what the others found counts
+                    failed.append(str(error))
+                else:
+                    launches.append({"library": name, **json.loads(into.read_text(encoding="utf-8"))})
+    found, wrong = report.rows(launches), [*failed, *report.faults(launches)]
     reached = goals(found, options.n)
     context["libraries"] = {each["library"]: each["version"] for each in launches}
     print("\n\n".join([report.title(context), table(found), report.verdict(reached), *wrong]))

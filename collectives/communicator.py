@@ -247,10 +247,10 @@ class Communicator:
     def empty(self, shape: int | Sequence[int], dtype: Any = "float32") -> Any:
         """An array in memory that all ranks of a node map: collectives on it, or on parts of it, need no copy.
 
-        A torch tensor, or where the program has not imported torch an Array of ours, with the buffer protocol and
-        DLPack; not initialised. Collective, with the same size on all ranks.
-        Dropping it is local; its memory is used again when all ranks have. Where ranks pass memory that does not
-        correspond, all of them go the ordinary way. TypeError, MismatchError; UnsupportedError where there is no room.
+        A torch tensor, or where torch is not imported an Array of ours, with the buffer protocol and DLPack; not
+        initialised. Collective, with the same size on all ranks.
+        Dropping it is local; its memory is used again when all ranks have. Ranks may pass different parts to a call;
+        where one passes ordinary memory, all go the ordinary way. TypeError, MismatchError, UnsupportedError.
         """
         self._pause()
         return self._regions.empty(shape, dtype)
@@ -288,8 +288,7 @@ class Communicator:
             raise ValueError(f"storage {storage!r} does not exist; there are {', '.join(STORAGES)}")
         check(dtype, op)
         options = Options(None, order, precision, {})
-        count = nbytes // ITEMSIZE[dtype]
-        return self._calls.choose(collective, count, dtype, op, options, native=True, storage=storage)
+        return self._calls.choose(collective, nbytes // ITEMSIZE[dtype], dtype, op, options, True, storage)
 
     @property
     def _ran(self) -> Choice | None:
