@@ -44,8 +44,7 @@ class Persistent:
     @property
     def choice(self) -> Choice:
         """What it runs, and why; on symmetric memory that is known once it has run."""
-        ran: Choice = self._choices.ran(self._program)
-        return ran
+        return self._choices.ran(self._program)  # type: ignore[no-any-return]
 
     def __call__(self) -> Any:
         self._call(self._channel, self._program, self._source, self._target, self.keep)
