@@ -72,16 +72,28 @@ def lower(schedule: Schedule, target: Target, before: Sections | None = None) ->
     return _Lowering(schedule, target, before or Sections()).table()
 
 
-def kernel_phase(found: Sections, kernel: int, n_bytes: int, terms: int, piece_bytes: int, root: int = -1) -> None:
+@dataclass(frozen=True)
+class Kernel:
+    """A node kernel and what it does (native/staged.py). `owner` and `taker` are ranks, EVERYONE or NOBODY."""
+
+    function: int
+    gives: bool = False
+    owner: int = at.EVERYONE
+    taker: int = at.EVERYONE
+    unit: int = at.LINE  # bytes that a chunk is a whole number of
+
+
+def kernel_phase(found: Sections, kernel: Kernel, n_bytes: int, terms: int, piece_bytes: int) -> None:
     """Add a phase of one row, whose node kernel does the whole collective; none for no bytes.
 
-    terms: addresses that it needs room for. piece_bytes: what it cuts the message into. root: its place in the node.
+    terms: addresses that it needs room for. piece_bytes: what it cuts the message into.
     """
     if n_bytes:
         row = [0] * at.ROW_WORDS
-        row[at.KIND], row[at.LENGTH], row[at.FULL], row[at.FUNCTION] = at.FUSED, n_bytes, 1, kernel
-        row[at.KERNEL_PIECE], row[at.PEER], row[at.FIFO] = piece_bytes, -1, root
-        row[at.FIRST_TERM], row[at.TERM_COUNT] = len(found.terms), terms
+        row[at.KIND], row[at.LENGTH], row[at.FULL], row[at.FUNCTION] = at.FUSED, n_bytes, 1, kernel.function
+        row[at.KERNEL_PIECE], row[at.FIRST_TERM], row[at.TERM_COUNT] = piece_bytes, len(found.terms), terms
+        row[at.GIVES], row[at.OWNER], row[at.TAKER] = kernel.gives, kernel.owner, kernel.taker
+        row[at.UNIT], row[at.PEER] = kernel.unit, -1
         found.phases.append([len(found.lanes), len(found.lanes) + 1])
         found.lanes.append([1, 1, 1, len(found.rounds), found.instances, 0, 0, 0])
         found.rounds.append([len(found.rows), 1, 0, 0])

@@ -10,7 +10,6 @@ import mmap
 import os
 import sys
 import weakref
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +22,7 @@ from collectives.launch import Group
 from collectives.native import layout as st
 from collectives.native.endpoint import Endpoint
 from collectives.native.window import SharedWindow
+from collectives.peers import Peers
 
 PAGE = mmap.PAGESIZE
 
@@ -91,13 +91,6 @@ class Regions:
         self._reclaim()
         part = -(-n_bytes // PAGE) * PAGE
         window = SharedWindow.create(self.group.node, part * self.group.node.size)
-        if window is None:
-            total = part * self.group.node.size
-            raise UnsupportedError(
-                f"no room for {total} bytes of symmetric memory: a rank of some node cannot make or map them; enlarge "
-                "/dev/shm (containers: --shm-size), or the limit of open files or addresses (ulimit -n, -v) where that "
-                "is small; treering doctor shows them. Ordinary memory serves too"
-            )
         bases = [window.address + rank * part for rank in range(self.group.node.size)]
         region = self._add(bases, n_bytes, window, registered=False)
         memory = (ctypes.c_char * n_bytes).from_address(region.address)
@@ -118,7 +111,7 @@ class Regions:
         self._agree("size of the storage to register", storage.nbytes())
         self.release(x)  # where it is registered already, this takes its place
         self._reclaim()
-        bases, mapped = map_storages(self.group.node, storage, x.data_ptr() - storage.data_ptr())
+        bases, mapped = map_storages(self.group.node, storage)
         if bases is None:
             raise UnsupportedError(
                 "a rank of the node cannot share its storage or map another one's, which remain ordinary memory; use "
@@ -147,24 +140,18 @@ class Regions:
 
     def _reclaim(self) -> None:
         """Unmap the regions that have ended on all ranks."""
-        from mpi4py import MPI
-
         numbers = sorted(self.regions)
         if not numbers:
             return
-        ended = array("b", [self.regions[number].ended for number in numbers])
-        self.group.node.Allreduce(MPI.IN_PLACE, [ended, MPI.SIGNED_CHAR], op=MPI.MIN)
-        for number in (number for number, done in zip(numbers, ended, strict=True) if done):
+        ended = self.group.node.words(*(self.regions[number].ended for number in numbers))
+        for number in (number for number, done in zip(numbers, zip(*ended, strict=True), strict=True) if all(done)):
             del self.regions[number]
         self._publish()
 
     def _agree(self, field_: str, value: int) -> None:
-        from mpi4py import MPI
-
-        mine, everyone = array("q", [value]), array("q", [0] * self.group.comm.size)
-        self.group.comm.Allgather([mine, MPI.INT64_T], [everyone, MPI.INT64_T])
+        everyone = [theirs for (theirs,) in self.group.comm.words(value)]
         if len(set(everyone)) > 1:
-            raise MismatchError(field_, range(len(everyone)), list(everyone))
+            raise MismatchError(field_, range(len(everyone)), everyone)
 
 
 def shaped(memory: Any, dtype: str, shape: tuple[int, ...], count: int) -> Any:
@@ -176,30 +163,24 @@ def shaped(memory: Any, dtype: str, shape: tuple[int, ...], count: int) -> Any:
     return flat.view(getattr(torch, dtype)).view(shape)
 
 
-def map_storages(node: Any, storage: Any, offset: int) -> tuple[list[int] | None, list[Any]]:
+def map_storages(node: Peers, storage: Any) -> tuple[list[int] | None, list[Any]]:
     """Where each rank's storage lies here; None where some rank cannot map one. Collective over the node."""
-    from mpi4py import MPI
-
     try:
         fd = storage._share_fd_cpu_()[0]
         about = os.fstat(fd)
-        mine = array("q", [os.getpid(), fd, about.st_dev, about.st_ino, about.st_size, offset])
+        mine = (os.getpid(), fd, about.st_dev, about.st_ino, about.st_size)
     except (OSError, RuntimeError):  # torch's own words for no descriptor, no room
-        mine = array("q", [os.getpid(), -1, 0, 0, 0, offset])
-    everyone = array("q", [0] * len(mine) * node.size)
-    node.Allgather([mine, MPI.INT64_T], [everyone, MPI.INT64_T])
+        mine = (os.getpid(), -1, 0, 0, 0)
+    everyone = node.words(*mine)
     bases, mapped = [], []
-    for rank in range(node.size):
-        pid, their_fd, device, inode, size, _ = everyone[len(mine) * rank : len(mine) * (rank + 1)]
+    for rank, (pid, their_fd, device, inode, size) in enumerate(everyone):
         memory = None if rank == node.rank else map_file(f"/proc/{pid}/fd/{their_fd}", device, inode, size)
         mapped.append(memory)
         if rank == node.rank:
             bases.append(storage.data_ptr())
         elif memory is not None:
             bases.append(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
-    right = array("i", [len(bases) == node.size])
-    node.Allreduce(MPI.IN_PLACE, [right, MPI.INT], op=MPI.MIN)
-    return (bases if right[0] else None), mapped
+    return (bases if node.agree(len(bases) == node.size) else None), mapped
 
 
 def map_file(path: str, device: int, inode: int, size: int) -> mmap.mmap | None:

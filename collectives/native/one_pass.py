@@ -20,7 +20,7 @@ from numba import cfunc, njit
 
 from collectives import layout as at
 from collectives.native.board import differs, entry_of
-from collectives.native.fused import SIGNATURE, all_reached, chunk_bytes, counter, fold, weights_at
+from collectives.native.fused import SIGNATURE, all_reached, chunk_bytes, chunk_start, counter, fold, weights_at
 from collectives.native.layout import (
     ARRIVED,
     BOARD,
@@ -157,14 +157,6 @@ def copy_turn(step: int, target: int, source: int, length: int) -> int:
     return s[PART] >= length
 
 
-@njit(**inlined)
-def chunk_start(row: int, n_bytes: int, ranks: int, rank: int) -> int:
-    """Where a rank's chunk begins, as callers see it: elements are dealt out as torch.tensor_split does."""
-    size = words(row)[at.KERNEL_PIECE]
-    count = n_bytes // size
-    return (rank * (count // ranks) + min(rank, count % ranks)) * size
-
-
 # ---------------------------------------------------------------- kernels
 @cfunc(SIGNATURE, cache=True)
 def allreduce(state: int, row: int, step: int) -> int:
@@ -202,7 +194,7 @@ def reduce(state: int, row: int, step: int) -> int:
     if s[ISSUED] == PASSING:
         chunk = chunk_bytes(n, ranks)
         start = min(n, me * chunk)
-        target = S[share_of(state, words(row)[at.FIFO])] + start
+        target = S[share_of(state, words(row)[at.OWNER])] + start
         if not fold_turn(state, row, step, start, min(n, start + chunk) - start, target):
             return 1
         passed(state, step)
@@ -219,8 +211,8 @@ def reduce_scatter(state: int, row: int, step: int) -> int:
         if s[ISSUED] == ARRIVING:
             return moved
     if s[ISSUED] == PASSING:
-        start = chunk_start(row, n, ranks, me)
-        if not fold_turn(state, row, step, start, chunk_start(row, n, ranks, me + 1) - start, S[DATA_AT]):
+        start = chunk_start(n, ranks, row, me)
+        if not fold_turn(state, row, step, start, chunk_start(n, ranks, row, me + 1) - start, S[DATA_AT]):
             return 1
         passed(state, step)
     return leave(state, step, 1)
@@ -236,8 +228,8 @@ def allgather(state: int, row: int, step: int) -> int:
         if s[ISSUED] == ARRIVING:
             return moved
     if s[ISSUED] == PASSING:
-        start = chunk_start(row, n, ranks, me)
-        length = chunk_start(row, n, ranks, me + 1) - start
+        start = chunk_start(n, ranks, row, me)
+        length = chunk_start(n, ranks, row, me + 1) - start
         until = min(length, s[PART] + TURN_BYTES)
         while s[PART] < until:
             piece, source = min(NEAR_BYTES, until - s[PART]), S[INPUT_AT] + s[PART]
@@ -262,7 +254,7 @@ def pushed_bytes(state: int, step: int, rank: int) -> int:
 @cfunc(SIGNATURE, cache=True)
 def broadcast(state: int, row: int, step: int) -> int:
     S, s = words(state), words(step)
-    me, ranks, root, n = words(S[COMM])[NODE_RANK], words(S[COMM])[NODE_SIZE], words(row)[at.FIFO], s[BYTES]
+    me, ranks, root, n = words(S[COMM])[NODE_RANK], words(S[COMM])[NODE_SIZE], words(row)[at.OWNER], s[BYTES]
     if me == root:
         while s[ISSUED] == ARRIVING and n >= PUSH_BYTES and s[ARRIVED] < ranks - 1:
             rank = (me + 1 + s[ARRIVED]) % ranks

@@ -13,18 +13,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from mpi4py import MPI
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_wrapper
 from torch.nn.parallel import DistributedDataParallel
 
-import collectives
 from collectives.algorithms import names
 from collectives.table import Place, Rule, Table
 from integrations.torch_ddp import DDPHookState, allreduce_hook, register
 from integrations.torch_launch import init_process_group
+from tests.programs import world
 
-WORLD = MPI.COMM_WORLD
 STEPS = 6  # buckets are rebuilt after the first, and some faults show only later
 WIDTH = 8
 
@@ -73,10 +71,10 @@ class Mixed(nn.Module):
 
 
 def backward(
-    model: nn.Module, step: int, *arguments: Any, dtype: torch.dtype = torch.float32, scale: int = WORLD.size
+    model: nn.Module, step: int, *arguments: Any, dtype: torch.dtype = torch.float32, scale: int = world.SIZE
 ) -> None:
     """One forward and backward on this rank's own whole numbers."""
-    seed = 1000 * WORLD.rank + step
+    seed = 1000 * world.RANK + step
     width = next(model.parameters()).shape[-1]
     out = model(whole(4, width, seed=seed, dtype=dtype), *arguments)
     factors = whole(*out.shape, seed=seed + 500, high=2, dtype=torch.float64)
@@ -93,13 +91,13 @@ def accumulate(model: DistributedDataParallel, step: int) -> None:
 
 def twice(model: nn.Module, step: int) -> None:
     """Two synchronised backwards without zeroing between them: the second averages the first's average too."""
-    backward(model, 2 * step, scale=WORLD.size**2)
+    backward(model, 2 * step, scale=world.SIZE**2)
     backward(model, 2 * step + 1)
 
 
 def heads(model: nn.Module, step: int) -> None:
     """One head for all in even steps, another on each rank in odd ones."""
-    backward(model, step, (step + WORLD.rank * (step % 2)) % 2)
+    backward(model, step, (step + world.RANK * (step % 2)) % 2)
 
 
 @dataclass(frozen=True)
@@ -144,7 +142,7 @@ def bits(tensor: torch.Tensor) -> bytes:
 
 def ranks_differ(model: nn.Module, where: str) -> Iterator[str]:
     mine = b"".join(bits(parameter.grad) for parameter in model.parameters() if parameter.grad is not None)
-    if len(set(WORLD.allgather(mine))) > 1:
+    if len(set(world.everyone(mine))) > 1:
         yield f"{where}: the ranks' gradients differ"
 
 
@@ -155,8 +153,8 @@ def two_models() -> Iterator[str]:
         register(model)
     for step in range(STEPS):
         for first, second in pairs:
-            x = whole(4, WIDTH, seed=1000 * WORLD.rank + step)
-            ((first(x).sum() + 2 * second(x).sum()) * WORLD.size).backward()
+            x = whole(4, WIDTH, seed=1000 * world.RANK + step)
+            ((first(x).sum() + 2 * second(x).sum()) * world.SIZE).backward()
         for plain, ours in zip(*pairs, strict=True):
             yield from differences(plain, ours, f"step {step}")
             plain.zero_grad()
@@ -165,7 +163,7 @@ def two_models() -> Iterator[str]:
 
 def user_calls_between() -> Iterator[str]:
     """A tensor hook of the user's reduces on the communicator that the state was made from, in mid-backward."""
-    comm = collectives.Communicator()
+    comm = world.communicator()
     plain, ours = (
         DistributedDataParallel(layers(6), bucket_cap_mb=0.0005),
         DistributedDataParallel(layers(6), bucket_cap_mb=0.0005),
@@ -180,7 +178,7 @@ def user_calls_between() -> Iterator[str]:
         yield from differences(plain, ours, f"step {step}")
         plain.zero_grad()
         ours.zero_grad()
-    if seen != [3.0 * WORLD.size] * 6 * STEPS:
+    if seen != [3.0 * world.SIZE] * 6 * STEPS:
         yield f"the user's own sums are wrong: {seen}"
 
 
@@ -190,7 +188,7 @@ def uneven_inputs() -> Iterator[str]:
     register(ours)
     for model in (plain, ours):
         with model.join():
-            for batch in range(5 if WORLD.rank == 0 else 7):
+            for batch in range(5 if world.RANK == 0 else 7):
                 backward(model, batch)
                 with torch.no_grad():
                     for parameter in model.parameters():
@@ -200,7 +198,7 @@ def uneven_inputs() -> Iterator[str]:
     for one, other in zip(plain.parameters(), ours.parameters(), strict=True):
         if not same_bits(one, other):
             yield f"{(one != other).sum().item()} of {one.numel()} weights differ"
-        if len(set(WORLD.allgather(bits(other)))) > 1:
+        if len(set(world.everyone(bits(other)))) > 1:
             yield "the ranks' weights differ"
 
 
@@ -232,14 +230,14 @@ def real_training() -> Iterator[str]:
     pair = (plain, ours)
     register(ours)
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9) for model in pair]
-    generator = torch.Generator().manual_seed(WORLD.rank)
+    generator = torch.Generator().manual_seed(world.RANK)
     for step in range(12):
         x, y = torch.randn(16, 1, 8, 8, generator=generator), torch.randint(0, 10, (16,), generator=generator)
         for model, optimizer in zip(pair, optimizers, strict=True):
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
-        if WORLD.size <= 2:
+        if world.SIZE <= 2:
             yield from differences(plain, ours, f"step {step}")
         yield from ranks_differ(ours, f"step {step}")
     for one, other in zip(plain.parameters(), ours.parameters(), strict=True):
@@ -263,20 +261,20 @@ def report() -> Iterator[str]:
     for row in rows:
         if row["dtype"] != "float32" or row["seconds"] <= 0:
             yield f"wrong row {row}"
-        if WORLD.size > 1 and row["algorithm"] not in names("allreduce"):
+        if world.SIZE > 1 and row["algorithm"] not in names("allreduce"):
             yield f"no such algorithm: {row}"
 
 
 def table() -> Iterator[str]:
     """A tuning table of the state's own, over a communicator that has none."""
-    comm = collectives.Communicator()
+    comm = world.communicator()
     found = comm.topology
     place = Place(nodes=len(found.nodes), ranks_per_node=list(found.ranks_per_node), fingerprint=found.fingerprint)
     rule = Rule(collective="allreduce", min_bytes=0, max_bytes=None, algorithm="binomial_tree")
     model = DistributedDataParallel(layers(2))
     state = register(model, comm=comm, table=Table(topology=place, rules=[rule]))
     backward(model, 0)
-    if WORLD.size > 1 and {row["algorithm"] for row in state.report()} != {"binomial_tree"}:
+    if world.SIZE > 1 and {row["algorithm"] for row in state.report()} != {"binomial_tree"}:
         yield f"the table did not serve: {state.report()}"
 
 
@@ -319,9 +317,9 @@ def main() -> None:
     for name, case in CASES.items():
         if len(sys.argv) > 1 and name not in sys.argv[1:]:
             continue
-        wrong = [f"rank {WORLD.rank}: {text}" for text in case()]
-        everyone = WORLD.gather(wrong[:3])
-        if everyone is not None:
+        wrong = [f"rank {world.RANK}: {text}" for text in case()]
+        everyone = world.everyone(wrong[:3])
+        if world.RANK == 0:
             print(json.dumps({"case": name, "wrong": [text for texts in everyone for text in texts]}), flush=True)
     dist.barrier()
 

@@ -73,16 +73,16 @@ def end(x: torch.Tensor, registered: bool) -> None:
 # ---------------------------------------------------------------- no room, no descriptors, no way to map
 SIZE = 1 << 22
 for where in (0, last):
-    refused(lambda: comm.empty(1 << 50, "uint8"), "memory")
+    refused(lambda: comm.empty(1 << 50, "uint8"), "memory|open files")
     with limited(resource.RLIMIT_FSIZE, 1 << 16, rank == where):
         if where == 0:  # it makes the file
-            refused(lambda: comm.empty(SIZE), "memory")
+            refused(lambda: comm.empty(SIZE), "memory|open files")
     with limited(resource.RLIMIT_NOFILE, descriptors() - 1, rank == where):
-        refused(lambda: comm.empty(SIZE), "memory")
+        refused(lambda: comm.empty(SIZE), "memory|open files")
         refused(lambda: comm.register(torch.ones(SIZE)), "comm.empty")
     # Nothing can be mapped any more: what is there already is more than may be.
     with limited(resource.RLIMIT_AS, 1 << 28, rank == where):
-        refused(lambda: comm.empty(SIZE), "memory")
+        refused(lambda: comm.empty(SIZE), "memory|open files")
 refused(lambda: comm.empty(100 + rank), "size of symmetric memory", MismatchError)
 serves(comm.empty(2000))
 by("one_pass")

@@ -373,7 +373,7 @@ def test_deterministic_takes_only_what_folds_in_order():
     choices = [choose(made, TWO, "allreduce", n, "float32", "sum", deterministic=True) for n in (1, 11, 21)]
     assert [c.algorithm for c in choices] == ["one_shot", "two_shot", "one_shot"]
     assert [c.origin for c in choices] == [made.origin, made.origin, "default"]
-    assert default(TWO, "reduce", 8, deterministic=True).algorithm == "one_pass"
+    assert default(TWO, "reduce", 8, deterministic=True).algorithm == "direct"
     assert default(TWO, "broadcast", 8, deterministic=True).algorithm
 
 
