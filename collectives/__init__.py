@@ -19,7 +19,7 @@ __all__ = ["Communicator", "algorithms", "chunk", "errors", "last_choice"]
 
 def last_choice(comm: "Communicator") -> "Choice | None":
     """What the last call on the communicator ran, and why; None before the first one."""
-    return comm._last
+    return comm._ran
 
 
 def __getattr__(name: str) -> Any:

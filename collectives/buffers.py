@@ -5,9 +5,12 @@ import sys
 from array import array
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from typing import Any
 
-from collectives.dtypes import DTYPES
+from collectives import arrays
+from collectives.arrays import DLPACK_KINDS, Array, DLTensor
+from collectives.dtypes import DTYPES, ITEMSIZE
 from collectives.errors import UnsupportedError
 
 FORMATS = {
@@ -17,7 +20,6 @@ FORMATS = {
 TYPECODES = {name: code for code, name in FORMATS.items() if code != "e"}
 DLPACK_CPU = (1, 3, 11)  # kDLCPU, kDLCUDAHost, kDLROCMHost
 DLPACK_NOT_ITS_OWN = 3  # flags: read-only, or a copy
-DLPACK_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat"}
 
 
 @dataclass
@@ -66,6 +68,8 @@ def view(x: Any, name: str = "x", writes: bool = False) -> View:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         return _of_tensor(torch, x, name, writes)
+    if isinstance(x, Array):
+        return View(ctypes.addressof(x), prod(x.shape), x.dtype, ITEMSIZE[x.dtype], x)  # type: ignore[arg-type]
     found = _of_dlpack(x, name) if _has_only_dlpack(x) else _of_buffer(x, name)
     if writes and not found.writable:
         raise BufferError(f"{name} is read-only, and would be written; pass a writable buffer, or out=")
@@ -154,17 +158,6 @@ def _address(memory: memoryview, n_bytes: int) -> int:
     return int(address or 0)
 
 
-class _DLTensor(ctypes.Structure):
-    """What a DLPack capsule holds. A versioned one has version, context, deleter and flags before it."""
-
-    _fields_ = [
-        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    ]  # fmt: skip
-
-
 def _of_dlpack(x: Any, name: str) -> View:
     device = x.__dlpack_device__()
     if device[0] not in DLPACK_CPU:
@@ -187,17 +180,17 @@ def _of_dlpack(x: Any, name: str) -> View:
     return View(address, count, dtype, tensor.bits // 8, (x, capsule), not flags & DLPACK_NOT_ITS_OWN)
 
 
-def _inside(capsule: Any, name: str) -> tuple[_DLTensor, int]:
+def _inside(capsule: Any, name: str) -> tuple[DLTensor, int]:
     """What a DLPack capsule holds, and its flags."""
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     if not ctypes.pythonapi.PyCapsule_IsValid(ctypes.py_object(capsule), b"dltensor_versioned"):
-        return _DLTensor.from_address(get(capsule, b"dltensor")), 0
+        return DLTensor.from_address(get(capsule, b"dltensor")), 0
     address = get(capsule, b"dltensor_versioned")
     major = ctypes.c_uint32.from_address(address).value
     if major != 1:
         raise UnsupportedError(f"{name} comes by DLPack {major}; DLPack 1 and what was before it are served")
-    return _DLTensor.from_address(address + 32), ctypes.c_uint64.from_address(address + 24).value
+    return DLTensor.from_address(address + 32), ctypes.c_uint64.from_address(address + 24).value
 
 
 def like(x: Any, found: View, count: int) -> Any:
@@ -205,6 +198,8 @@ def like(x: Any, found: View, count: int) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         return torch.empty(count, dtype=x.dtype)
+    if isinstance(x, Array):
+        return arrays.new(found.dtype, (count,))
     if found.dtype in TYPECODES:
         if isinstance(x, array):
             return array(x.typecode, bytes(count * found.itemsize))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import index
-from typing import Any
+from typing import Any, NamedTuple
 
 from collectives import buffers
 from collectives.algorithms import find, names
@@ -14,10 +14,12 @@ from collectives.dtypes import HALVES, ITEMSIZE, check
 from collectives.engine import Prepared
 from collectives.errors import UnsupportedError
 from collectives.extents import chunk_offsets
+from collectives.native.program import Program
 from collectives.plans import Plans
-from collectives.selection import NATIVE, Choice
+from collectives.selection import NATIVE, ONE_PASS, Choice
 from collectives.settings import Settings, folds_once
 from collectives.staging import Packed, Widened
+from collectives.table import ORDINARY, STORAGES
 
 ORDERS, PRECISIONS = (None, "fixed"), (None, "fast", "accurate")
 PLANNED = ("allreduce", "reduce_scatter", "allgather", "broadcast", "reduce")
@@ -47,6 +49,17 @@ class Options:
         return cls(algorithm, order, precision, how)
 
 
+class Choices(NamedTuple):
+    """What serves a call on ordinary memory, and what on symmetric memory."""
+
+    ordinary: Choice
+    symmetric: Choice
+
+    def ran(self, program: Program) -> Choice:
+        """Which of them the program's last call was."""
+        return self.symmetric if program.one_pass else self.ordinary
+
+
 class Calls:
     """Prepares the calls of one communicator."""
 
@@ -56,7 +69,14 @@ class Calls:
         self._barrier: Prepared | None = None
 
     def choose(
-        self, collective: str, count: int, dtype: str, op: str, options: Options, native: bool = False
+        self,
+        collective: str,
+        count: int,
+        dtype: str,
+        op: str,
+        options: Options,
+        native: bool = False,
+        storage: str = ORDINARY,
     ) -> Choice:
         """Which algorithm serves, and why; `native` if the MPI library's own may. ValueError for no collective."""
         if not names(collective):
@@ -64,11 +84,16 @@ class Calls:
         nbytes, fixed = count * ITEMSIZE[dtype], options.order == "fixed"
         native = native and self.plans.channel.comm.mpi is not None
         chosen = self.settings.choose(
-            self.plans.topology, collective, nbytes, dtype, op, options.algorithm, options.params, fixed, native
-        )
+            self.plans.topology, collective, nbytes, dtype, op, options.algorithm, options.params, fixed,
+            native, storage if self.plans.on_one_node else ORDINARY,
+        )  # fmt: skip
         if chosen.algorithm == NATIVE and not native:
             raise UnsupportedError(f"{collective} by the MPI library itself is asked for by native=True")
         return chosen
+
+    def choices(self, collective: str, count: int, dtype: str, op: str, options: Options) -> Choices:
+        """What serves on either kind of storage: all ranks choose alike, whatever memory each of them has."""
+        return Choices(*(self.choose(collective, count, dtype, op, options, storage=kind) for kind in STORAGES))
 
     def prepare(self, collective: str, x: Any, *args: Any, **how: Any) -> Prepared:
         """The call of the method of this name."""
@@ -91,7 +116,7 @@ class Calls:
     # ------------------------------------------------------------ one collective each
     def allreduce(self, x: Any, out: Any, op: str, options: Options) -> Prepared:
         source, target, result = self.pair(x, out, op)
-        choice = self.choose("allreduce", target.count, target.dtype, op, options)
+        choice = self.choices("allreduce", target.count, target.dtype, op, options)
         if self._must_widen("allreduce", choice, target.dtype, options):
             wide = Widened(source, target)
             prepared = self._prepared("allreduce", wide.view, wide.view, target.count, op, 0, choice, result)
@@ -125,7 +150,7 @@ class Calls:
         calls = []
         for dtype in dict.fromkeys(each.dtype for each in views):
             packed = Packed([each for each in views if each.dtype == dtype])
-            choice = self.choose("allreduce", packed.view.count, dtype, op, options)
+            choice = self.choices("allreduce", packed.view.count, dtype, op, options)
             source, finish = packed.view, packed.finish
             if self._must_widen("allreduce", choice, dtype, options):
                 wide = Widened(packed.view, packed.view)
@@ -144,7 +169,7 @@ class Calls:
         target = buffers.view(out, "out", writes=True)
         expect(target, len(mine), source.dtype, f"rank {self.rank}'s chunk of {source.count} elements")
         apart(source, target)
-        choice = self.choose("reduce_scatter", source.count, source.dtype, op, options)
+        choice = self.choices("reduce_scatter", source.count, source.dtype, op, options)
         self._refuse_widening("reduce_scatter", choice, source.dtype, options)
         return self._prepared("reduce_scatter", source, target, source.count, op, 0, choice, out)
 
@@ -157,13 +182,13 @@ class Calls:
         expect(source, len(mine), target.dtype, f"rank {self.rank}'s chunk of {target.count} elements", "x")
         if source.address != target.address + mine.start * target.itemsize:
             apart(source, target)
-        choice = self.choose("allgather", target.count, target.dtype, NO_OP, options)
+        choice = self.choices("allgather", target.count, target.dtype, NO_OP, options)
         return self._prepared("allgather", source, target, target.count, NO_OP, 0, choice, out)
 
     def broadcast(self, x: Any, root: int, options: Options) -> Prepared:
         self._check_root(root)
         view = buffers.view(x, writes=self.rank != root)
-        choice = self.choose("broadcast", view.count, view.dtype, NO_OP, options)
+        choice = self.choices("broadcast", view.count, view.dtype, NO_OP, options)
         return self._prepared("broadcast", view, view, view.count, NO_OP, root, choice, x)
 
     def reduce(self, x: Any, root: int, out: Any, op: str, options: Options) -> Prepared:
@@ -177,7 +202,7 @@ class Calls:
             expect(target, source.count, source.dtype, "x")
             if target.address != source.address:
                 apart(source, target)
-        choice = self.choose("reduce", source.count, source.dtype, op, options)
+        choice = self.choices("reduce", source.count, source.dtype, op, options)
         self._refuse_widening("reduce", choice, source.dtype, options)
         return self._prepared("reduce", source, target, source.count, op, root, choice, result)
 
@@ -190,27 +215,36 @@ class Calls:
 
     # ------------------------------------------------------------ parts of them
     def _prepared(
-        self, collective: str, source: View, target: View, count: int, op: str, root: int, choice: Choice, result: Any
+        self,
+        collective: str,
+        source: View,
+        target: View,
+        count: int,
+        op: str,
+        root: int,
+        choice: Choices,
+        result: Any,
     ) -> Prepared:
-        call = self.plans.call(collective, target.dtype, count, op, root, choice.algorithm, choice.params)
+        ordinary, one_pass = choice.ordinary, choice.symmetric.algorithm == ONE_PASS
+        call = self.plans.call(collective, target.dtype, count, op, root, ordinary.algorithm, ordinary.params)
         finish = target.restore if target.original is not None else None
         if collective == "reduce" and source.address == target.address and not self.plans.in_place(call):
             source = Packed([source]).view
-        region = None
-        if self.plans.channel.regions.regions and collective == "allreduce" and source.address == target.address:
-            region = self.plans.channel.regions.find(target.address, target.n_bytes)
-        return Prepared(
-            self.plans.program(call, region), source.address, target.address, result, (source, target), finish, choice
+        program = self.plans.program(call, one_pass)
+        return Prepared(program, source.address, target.address, result, (source, target), finish, choice)
+
+    def _must_widen(self, collective: str, choice: Choices, dtype: str, options: Options) -> bool:
+        """Whether accuracy needs float32 on the wire: where an algorithm rounds more than once."""
+        return (
+            options.precision == "accurate"
+            and dtype in HALVES
+            and not folds_once(collective, choice.ordinary.algorithm)
         )
 
-    def _must_widen(self, collective: str, choice: Choice, dtype: str, options: Options) -> bool:
-        """Whether accuracy needs float32 on the wire: where an algorithm rounds more than once."""
-        return options.precision == "accurate" and dtype in HALVES and not folds_once(collective, choice.algorithm)
-
-    def _refuse_widening(self, collective: str, choice: Choice, dtype: str, options: Options) -> None:
+    def _refuse_widening(self, collective: str, choice: Choices, dtype: str, options: Options) -> None:
         if self._must_widen(collective, choice, dtype, options):
             serves = "allreduce is accurate, and so is reduce_scatter with algorithm='direct'"
-            raise UnsupportedError(f"{collective} {choice.algorithm} rounds {dtype} more than once; {serves}")
+            raise UnsupportedError(f"{collective} {choice.ordinary.algorithm} rounds {dtype} more than once; {serves}")
 
     def _chunk(self, count: int) -> range:
         offsets = chunk_offsets(count, self.size)

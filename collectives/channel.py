@@ -31,7 +31,7 @@ class Channel:
     def __init__(self, group: Group, spin: int):
         self.comm, self.node = group.comm, group.node
         self.endpoint = Endpoint(group.comm, group.node, spin)
-        self.regions = Regions(group)
+        self.regions = Regions(group, self.endpoint)
         self.topology = discover(group.comm, group.node, self.endpoint.lanes > 0)
         if group.comm.mpi is None and "mpi" in self.topology.links:
             raise UnsupportedError(

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from collectives import exits
-from collectives.calls import Calls, Options, Prepared
+from collectives.calls import Calls, Choices, Options, Prepared
 from collectives.channel import Channel
 from collectives.dtypes import DTYPES, ITEMSIZE, check
 from collectives.engine import ENGINE, Work
@@ -22,6 +22,7 @@ from collectives.plans import Plans
 from collectives.selection import NATIVE, Choice, Table
 from collectives.settings import TIMEOUT_SECONDS, Settings, agree, seconds
 from collectives.store_peers import join
+from collectives.table import ORDINARY, STORAGES
 from collectives.topology import Topology
 
 
@@ -36,12 +37,17 @@ def chunk(count: int, size: int, rank: int) -> slice:
 class Persistent:
     """A call with everything settled that can be. `plan()` runs it on the memory it was made for; `choice` says how."""
 
-    __slots__ = ("_call", "choice", "result")
+    __slots__ = ("_call", "_choices", "_program", "result")
 
     def __init__(self, channel: Channel, prepared: Prepared):
+        self._program, self._choices, self.result = prepared.program, prepared.choices, prepared.result
         where = prepared.source, prepared.target
         self._call = partial(ENGINE.call, channel, prepared.program, *where, prepared.keep)
-        self.choice, self.result = prepared.choice, prepared.result
+
+    @property
+    def choice(self) -> Choice:
+        """What it runs, and why; on symmetric memory that is known once it has run."""
+        return self._choices.ran(self._program)  # type: ignore[no-any-return]
 
     def __call__(self) -> Any:
         self._call()
@@ -126,9 +132,9 @@ class Communicator:
         self._plans = Plans(self._channel, settings.timeout)
         self._regions = self._channel.regions
         self._calls = Calls(self._plans, settings)
-        self._quick: dict[tuple[Any, int, str, int], tuple[Program, Choice]] = {}
+        self._quick: dict[tuple[Any, int, str], tuple[Program, Choices]] = {}
         self._kept = 0
-        self._last: Choice | None = None
+        self._last: tuple[Program, Choices] | Choice | None = None
         self._closed = False
         exits.watch(self._channel)
 
@@ -163,14 +169,12 @@ class Communicator:
         plain = plain and blocking and timeout is None and not native and not params
         torch = sys.modules.get("torch") if plain else None
         if torch is not None and isinstance(x, torch.Tensor) and x.layout is torch.strided:
-            address, count, region = x.data_ptr(), x.numel(), 0
-            if self._regions.regions:
-                region = self._regions.number(address, x.nbytes)
-            quick = self._quick.get((x.dtype, count, op, region))
+            address, count = x.data_ptr(), x.numel()
+            quick = self._quick.get((x.dtype, count, op))
             plain = address and x.is_cpu and x.is_contiguous()
             if quick is not None and plain and (count > 1 or not x.is_neg()):  # z.conj().imag has a turned sign
-                program, self._last = quick
-                ENGINE.call(self._channel, program, address, address, x)
+                self._last = quick
+                ENGINE.call(self._channel, quick[0], address, address, x)
                 return x
         self._check_open()
         if native:
@@ -189,8 +193,7 @@ class Communicator:
             return self._native(x, out, op, blocking)
         prepared = self._calls.allreduce(x, out, op, options)
         if torch is not None and isinstance(x, torch.Tensor) and prepared.finish is None:
-            region = self._regions.number(prepared.target, x.nbytes) if self._regions.regions else 0
-            self._remember((x.dtype, x.numel(), op, region), prepared)
+            self._remember((x.dtype, x.numel(), op), prepared)
         return self._go(prepared, blocking, timeout)
 
     def reduce_scatter(
@@ -270,12 +273,12 @@ class Communicator:
     def empty(self, shape: int | Sequence[int], dtype: Any = "float32") -> Any:
         """An array in memory that all ranks of a node map: collectives on it, or on parts of it, need no copy.
 
-        A torch tensor, or without torch a memoryview; not initialised. Collective, with the same size on all ranks.
-        Dropping it is local; its memory is used again when all ranks have. Where ranks pass memory that does not
-        correspond, all of them go the ordinary way. TypeError, MismatchError; UnsupportedError where there is no room.
+        A torch tensor, or where torch is not imported an Array of ours, with the buffer protocol and DLPack; not
+        initialised. Collective, with the same size on all ranks.
+        Dropping it is local; its memory is used again when all ranks have. Ranks may pass different parts to a call;
+        where one passes ordinary memory, all go the ordinary way. TypeError, MismatchError, UnsupportedError.
         """
-        self._check_open()
-        self._group.comm.meet()
+        self._pause()
         return self._regions.empty(shape, dtype)
 
     def register(self, x: Any) -> Any:
@@ -283,8 +286,7 @@ class Communicator:
 
         Only storages that nobody resizes may be registered. They are kept until `release(x)`, which is local, or close.
         """
-        self._check_open()
-        self._group.comm.meet()
+        self._pause()
         return self._regions.register(x)
 
     def release(self, x: Any) -> None:
@@ -301,23 +303,31 @@ class Communicator:
         *,
         order: str | None = None,
         precision: str | None = None,
+        storage: str = ORDINARY,
     ) -> Choice:
-        """Which algorithm would run, and why. nbytes: of the whole message."""
+        """Which algorithm would run, and why. nbytes: of the whole message. storage: ordinary, or symmetric memory."""
         if dtype not in DTYPES:
             raise ValueError(f"dtype {dtype!r} does not exist; there are {', '.join(DTYPES)}")
         if nbytes < 0:
             raise ValueError(f"nbytes is {nbytes}; a message has 0 bytes or more")
+        if storage not in STORAGES:
+            raise ValueError(f"storage {storage!r} does not exist; there are {', '.join(STORAGES)}")
         check(dtype, op)
         options = Options(None, order, precision, {})
-        return self._calls.choose(collective, nbytes // ITEMSIZE[dtype], dtype, op, options, native=True)
+        return self._calls.choose(collective, nbytes // ITEMSIZE[dtype], dtype, op, options, True, storage)
+
+    @property
+    def _ran(self) -> Choice | None:
+        """What the last call was."""
+        return self._last[1].ran(self._last[0]) if isinstance(self._last, tuple) else self._last
 
     # ------------------------------------------------------------ running
     def _go(self, prepared: Prepared, blocking: bool, timeout: float | None) -> Any:
-        self._last = prepared.choice
         if not blocking:
             return self._submit(prepared, timeout)
         if timeout is not None:
             return self._submit(prepared, timeout).wait()
+        self._note(prepared)
         ENGINE.call(self._channel, prepared.program, prepared.source, prepared.target, prepared.keep)
         if prepared.finish is not None:
             prepared.finish()
@@ -325,15 +335,19 @@ class Communicator:
 
     def _submit(self, prepared: Prepared, timeout: float | None) -> Work:
         limit = self._settings.timeout if timeout is None else seconds(timeout, "timeout")
-        self._last = prepared.choice
+        self._note(prepared)
         return ENGINE.submit(Work(self._channel, prepared, limit))
 
-    def _remember(self, key: tuple[Any, int, str, int], prepared: Prepared) -> None:
+    def _note(self, prepared: Prepared) -> None:
+        if prepared.choices is not None:  # a barrier has none
+            self._last = prepared.program, prepared.choices
+
+    def _remember(self, key: tuple[Any, int, str], prepared: Prepared) -> None:
         """So that the same call on a tensor of the same kind finds its program at once."""
         if self._kept != self._plans.forgotten:
             self._quick.clear()
             self._kept = self._plans.forgotten
-        self._quick[key] = prepared.program, prepared.choice
+        self._quick[key] = prepared.program, prepared.choices
 
     def _native(self, x: Any, out: Any, op: str, blocking: bool) -> Any:
         from collectives.mpi_native import allreduce
@@ -344,12 +358,20 @@ class Communicator:
         if not blocking:
             raise UnsupportedError("native=True blocks; treering's own algorithms serve blocking=False")
         source, target, result = self._calls.pair(x, out, op)
-        while self._channel.pending:  # it would let nothing move until it returns
-            ENGINE.wait(self._channel.pending[-1])
-        self._check_open()
+        self._drain()  # it would let nothing move until it returns
         allreduce(mpi, source, target, op)
         target.restore()
         return result
+
+    def _pause(self) -> None:
+        """Wait until no call of this communicator is under way on any rank: none reads what is about to change."""
+        self._drain()
+        self._group.comm.meet()
+
+    def _drain(self) -> None:
+        while self._channel.pending:
+            ENGINE.wait(self._channel.pending[-1])
+        self._check_open()
 
     def _check_open(self) -> None:
         if self._channel.broken is not None:

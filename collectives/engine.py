@@ -29,7 +29,7 @@ class Prepared:
     result: Any = None  # what the caller gets
     keep: Any = None  # what must live until it has run
     finish: Callable[[], None] | None = None  # what remains to be done then
-    choice: Any = None
+    choices: Any = None  # what serves it, on either kind of storage
 
 
 class Work:

@@ -20,7 +20,8 @@ All offsets and lengths are bytes. Rows do not grow with segments.
 
 SEND, RECV, FOLD, FUSED = range(1, 5)  # kinds of rows
 MPI, SHARED_MEMORY = 1, 2  # links
-ONE_SHOT, STAGED, SINGLE_COPY, ONE_PASS = range(4)  # FUNCTION of a FUSED row: a kernel that does all of it
+# FUNCTION of a FUSED row: a kernel that does all of it. The last five are single passes over symmetric memory.
+(ONE_SHOT, STAGED, SINGLE_COPY, ALLREDUCE, REDUCE_SCATTER, ALLGATHER, BROADCAST, REDUCE) = range(8)
 PLAIN, STREAMED, WHOLE = range(3)  # where a RECV lands: its place; two pieces of staging; all of it in landing memory
 
 # Buffers that places name. DATA and OUTPUT are the caller's, INPUT is never written.

@@ -83,25 +83,24 @@ class Kernel:
     unit: int = at.LINE  # bytes that a chunk is a whole number of
 
 
-def kernel_phase(
-    kernel: Kernel, n_bytes: int, ranks: int, piece_bytes: int, before: Sections | None = None
-) -> Sections:
-    """A phase of one row, whose node kernel does the whole collective on a node of so many ranks; none for no bytes."""
-    found = before or Sections()
+def kernel_phase(found: Sections, kernel: Kernel, n_bytes: int, terms: int, piece_bytes: int) -> None:
+    """Add a phase of one row, whose node kernel does the whole collective; none for no bytes.
+
+    terms: addresses that it needs room for. piece_bytes: what it cuts the message into.
+    """
     if n_bytes:
         row = [0] * at.ROW_WORDS
         row[at.KIND], row[at.LENGTH], row[at.FULL], row[at.FUNCTION] = at.FUSED, n_bytes, 1, kernel.function
-        row[at.KERNEL_PIECE], row[at.FIRST_TERM], row[at.TERM_COUNT] = piece_bytes, len(found.terms), ranks
+        row[at.KERNEL_PIECE], row[at.FIRST_TERM], row[at.TERM_COUNT] = piece_bytes, len(found.terms), terms
         row[at.GIVES], row[at.OWNER], row[at.TAKER] = kernel.gives, kernel.owner, kernel.taker
         row[at.UNIT], row[at.PEER] = kernel.unit, -1
         found.phases.append([len(found.lanes), len(found.lanes) + 1])
         found.lanes.append([1, 1, 1, len(found.rounds), found.instances, 0, 0, 0])
         found.rounds.append([len(found.rows), 1, 0, 0])
         found.rows.append(row)
-        found.terms += [[at.OWN] + [0] * (at.TERM_WORDS - 1)] * ranks
-        found.weights += [1] * ranks
+        found.terms += [[at.OWN] + [0] * (at.TERM_WORDS - 1)] * terms
+        found.weights += [1] * terms
         found.instances += 1
-    return found
 
 
 def kernel_table(found: Sections) -> Table:

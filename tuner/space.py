@@ -115,8 +115,9 @@ def space(
 ) -> Space:
     """What may serve `nbytes` on these nodes. `only` names the algorithms to try; ValueError if one cannot serve.
 
-    Left out: algorithms whose restrictions the ranks do not meet; hierarchies where every node, or the only one, makes
-    them an algorithm that is tried already; segments that do not cut a cell of the pipeline; more slots than segments.
+    Left out: algorithms whose restrictions the ranks do not meet, and those for symmetric memory; hierarchies where
+    every node, or the only one, makes them an algorithm that is tried already; segments that do not cut a cell of the
+    pipeline; more slots than segments.
     """
     ranks = sum(len(node) for node in nodes)
     flat = len(nodes) == 1 or len(nodes) == ranks
@@ -126,7 +127,8 @@ def space(
         if only and refusal:
             raise ValueError(refusal)
         fixed = algorithm.name in FIXED_ORDER.get(collective, (algorithm.name,))
-        if refusal or (algorithm.needs_nodes and flat and not only) or (deterministic and not fixed):
+        unfit = (algorithm.needs_nodes and flat) or algorithm.symmetric
+        if refusal or (unfit and not only) or (deterministic and not fixed):
             continue
         branches.append(_branch(algorithm, ranks, nbytes))
     if not branches:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from collectives.algorithms import bruck, direct, double_tree, doubling, halving, hierarchical, ring, tree
+from collectives.algorithms import bruck, direct, double_tree, doubling, halving, hierarchical, one_pass, ring, tree
 from collectives.algorithms.registry import (
     KERNEL_BYTES,
     SEGMENT_BYTES,
@@ -55,18 +55,23 @@ for algorithm in (
     Algorithm("allreduce", "two_shot", direct.two_shot, STAGED + PIPELINE, chunks),
     Algorithm("allreduce", "single_copy", direct.single_copy, COPIED + PIPELINE, chunks),
     Algorithm("allreduce", "hierarchical", hierarchical.allreduce, NODES + PIPELINE, whole, needs_nodes=True),
+    Algorithm("allreduce", "one_pass", one_pass.allreduce, PIPELINE, chunks, symmetric=True),
     Algorithm("reduce_scatter", "ring", ring.reduce_scatter, PIPELINE, chunks),
     Algorithm("reduce_scatter", "direct", direct.reduce_scatter, STAGED + PIPELINE, chunks),
+    Algorithm("reduce_scatter", "one_pass", one_pass.reduce_scatter, PIPELINE, chunks, symmetric=True),
     Algorithm("allgather", "ring", ring.allgather, PIPELINE, chunks),
     Algorithm("allgather", "bruck", bruck.allgather),
     Algorithm("allgather", "direct", direct.allgather, STAGED + PIPELINE, chunks),
     Algorithm("allgather", "single_copy", direct.single_copy_allgather, COPIED + PIPELINE, chunks),
+    Algorithm("allgather", "one_pass", one_pass.allgather, PIPELINE, chunks, symmetric=True),
     Algorithm("reduce", "binomial_tree", tree.reduce, PIPELINE, whole),
     Algorithm("reduce", "direct", direct.reduce, STAGED + PIPELINE, whole),
     Algorithm("reduce", "two_shot", direct.reduce_two_shot, STAGED + PIPELINE, chunks),
     Algorithm("broadcast", "binomial_tree", tree.broadcast, PIPELINE, whole),
+    Algorithm("reduce", "one_pass", one_pass.reduce, PIPELINE, chunks, symmetric=True),
     Algorithm("broadcast", "direct", direct.broadcast, STAGED + PIPELINE, whole),
     Algorithm("broadcast", "scatter_allgather", tree.scatter_allgather, PIPELINE, whole),
+    Algorithm("broadcast", "one_pass", one_pass.broadcast, PIPELINE, whole, symmetric=True),
 ):
     register(algorithm)
 

@@ -51,6 +51,7 @@ class Algorithm:
     even: bool = False  # serves only even numbers of ranks
     power_of_two: bool = False  # serves only powers of two
     needs_nodes: bool = False  # takes the shape of the nodes
+    symmetric: bool = False  # made for symmetric memory of one node; elsewhere another is better
 
     @property
     def pipelined(self) -> bool:

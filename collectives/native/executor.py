@@ -30,7 +30,6 @@ from collectives.native.layout import (
     ERROR_ROUND,
     ERROR_SEGMENT,
     ERROR_STEP,
-    FINGERPRINT_3,
     FINISHED,
     GATED,
     IDLE,
@@ -42,7 +41,6 @@ from collectives.native.layout import (
     MISMATCH,
     NODE_RANK,
     NODE_SIZE,
-    OFFSET_BITS,
     OUTPUT_AT,
     PENDING,
     PHASE,
@@ -50,9 +48,6 @@ from collectives.native.layout import (
     POSTED,
     R_KIND,
     R_LINK,
-    REGION,
-    REGION_BASES,
-    REGION_NUMBER,
     ROUND,
     ROW,
     ROWS_AT,
@@ -62,6 +57,7 @@ from collectives.native.layout import (
     SEGMENT,
     SELF,
     SEQ,
+    SHARES,
     SLOT_AT,
     SPIN,
     STATUS,
@@ -74,6 +70,7 @@ from collectives.native.layout import (
 )
 from collectives.native.links import mpi_issue
 from collectives.native.memory import cold, copy, inlined, native, now_ns, pause, sched_yield, words
+from collectives.native.regions import locate
 from collectives.native.steps import advance_row, post, row_of, step_of
 
 
@@ -298,13 +295,10 @@ def start(state: int, source: int, target: int) -> None:
     S[DATA_AT], S[INPUT_AT], S[OUTPUT_AT] = target, source, target
     S[SCRATCH_AT], S[SLOT_AT] = C[ARENA], C[ARENA] + words(S[TABLE])[at.SCRATCH_BYTES]
     S[LANES_LEFT] = 0
-    if S[REGION]:
-        region = words(S[REGION])
-        offset = target - region[REGION_BASES + C[NODE_RANK]]
-        S[FINGERPRINT_3] = region[REGION_NUMBER] << OFFSET_BITS | offset
-    if source != target and S[COPY_BYTES]:
+    placed = locate(state) if S[SHARES] else 0
+    if source != target and S[COPY_BYTES] and not placed:
         copy(target, source, S[COPY_BYTES])
-    if words(S[TABLE])[at.N_PHASES]:
+    if S[PHASE] < words(S[TABLE])[at.N_PHASES]:
         start_phase(state)
 
 

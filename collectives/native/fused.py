@@ -66,6 +66,13 @@ def all_reached(state: int, line: int, value: int) -> int:
 
 
 @njit(**inlined)
+def weights_at(state: int, row: int) -> int:
+    """Where a row's weights lie."""
+    table = words(state)[TABLE]
+    return table + 8 * (words(table)[at.WEIGHTS] + words(row)[at.FIRST_TERM])
+
+
+@njit(**inlined)
 def begin(state: int, step: int, pieces: int) -> int:
     """Take the call's place in the counters, and its half of staging; 0 while someone may still read that."""
     s, C = words(step), words(words(state)[COMM])
@@ -94,9 +101,8 @@ def end(state: int, step: int, saw_everyone: int) -> None:
 def fold(state: int, row: int, target: int, n_bytes: int) -> None:
     """Of the operands noted, one for each rank."""
     S = words(state)
-    weights = S[TABLE] + 8 * (words(S[TABLE])[at.WEIGHTS] + words(row)[at.FIRST_TERM])
     operands, ranks = state + 8 * S[OPERANDS_AT], words(S[COMM])[NODE_SIZE]
-    call_kernel(S[KERNEL], target, operands, ranks, n_bytes // S[ITEMSIZE], weights)
+    call_kernel(S[KERNEL], target, operands, ranks, n_bytes // S[ITEMSIZE], weights_at(state, row))
 
 
 @njit(**inlined)

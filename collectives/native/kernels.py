@@ -14,10 +14,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from numba import cfunc
+from numba import cfunc, njit
 
 from collectives.dtypes import FLOATS, HALVES, ITEMSIZE, check
-from collectives.native.memory import copy, native, words
+from collectives.native.memory import copy, inlined, native, words
 from collectives.native.vectors import kind, load, reduce, store
 
 
@@ -27,13 +27,23 @@ def _lanes(dtype: str) -> int:
     return 64 // max(ITEMSIZE[dtype], 4 if dtype in FLOATS else 1)
 
 
-def _reduction(dtype: str, op: str) -> Callable[..., None]:
+@njit(**inlined)
+def put(kind: Any, many: Any, target: Any, n: Any, at: Any, vector: Any) -> None:
+    """Store at byte `at` of the target; of many, whose n addresses lie there, of each."""
+    if many:
+        for k in range(n):
+            store(kind, words(target)[k] + at, vector)
+    else:
+        store(kind, target + at, vector)
+
+
+def _reduction(dtype: str, op: str, many: bool) -> Callable[..., None]:
     size, lanes, wide = ITEMSIZE[dtype], _lanes(dtype), 4 * _lanes(dtype)
     averages = op == "avg"
 
     def body(target: Any, operands: Any, n: Any, count: Any, weights: Any) -> None:
         if n == 1:
-            copy(target, words(operands)[0], count * size)
+            copy(words(target)[0] if many else target, words(operands)[0], count * size)
             return
         whole = 0
         for k in range(n if averages else 0):
@@ -41,18 +51,18 @@ def _reduction(dtype: str, op: str) -> Callable[..., None]:
         one, vector, block = kind(dtype, op, 1), kind(dtype, op, lanes), kind(dtype, op, wide)
         if count < lanes:
             for at in range(0, count * size, size):
-                store(one, target + at, reduce(one, operands, n, at, weights, whole))
+                put(one, many, target, n, at, reduce(one, operands, n, at, weights, whole))
             return
         last = (count - lanes) * size  # computed first: in place, it may overlap vectors that are written before it
         rest = reduce(vector, operands, n, last, weights, whole)
         at = 0
         while at <= last - (wide - lanes) * size:
-            store(block, target + at, reduce(block, operands, n, at, weights, whole))
+            put(block, many, target, n, at, reduce(block, operands, n, at, weights, whole))
             at += wide * size
         while at < last:
-            store(vector, target + at, reduce(vector, operands, n, at, weights, whole))
+            put(vector, many, target, n, at, reduce(vector, operands, n, at, weights, whole))
             at += lanes * size
-        store(vector, target + last, rest)
+        put(vector, many, target, n, last, rest)
 
     return body
 
@@ -78,8 +88,8 @@ def _compile(body: Callable[..., None], name: str, arguments: int) -> Any:
 
 
 @cache
-def _compiled(dtype: str, op: str) -> Any:
-    return _compile(_reduction(dtype, op), f"{op}_{dtype}", 5)
+def _compiled(dtype: str, op: str, many: bool) -> Any:
+    return _compile(_reduction(dtype, op, many), f"{op}_{dtype}{'_to_many' * many}", 5)
 
 
 @cache
@@ -87,15 +97,16 @@ def _compiled_conversion(source: str, target: str) -> Any:
     return _compile(_conversion(source, target), f"{source}_to_{target}", 3)
 
 
-def kernel(dtype: str, op: str) -> int:
+def kernel(dtype: str, op: str, many: bool = False) -> int:
     """The address of `void(int64 target, int64 operands, int64 n, int64 count, int64 weights)`.
 
     `operands` is the address of n >= 1 addresses of `count` elements each, in their declared order; `weights`, for avg,
     that of n positive int64 weights that add up to less than 2**24. The target is one of the operands, or overlaps none
-    of them. Elements need not be aligned. A single operand is copied as it is. TypeError as `check`.
+    of them. Elements need not be aligned. A single operand is copied as it is. many: `target` is the address of n
+    addresses of targets, each of which is written. TypeError as `check`.
     """
     check(dtype, op)
-    address: int = _compiled(dtype, op).address
+    address: int = _compiled(dtype, op, many).address
     return address
 
 

@@ -14,8 +14,9 @@ TIMEOUT, MPI_FAILED, MISMATCH, PEER_LOST, INTERRUPTED, ABORTED, STOPPED, LEFT, R
  DATA_AT, INPUT_AT, OUTPUT_AT, SCRATCH_AT, SLOT_AT, COPY_BYTES, LOCAL, LOCAL_BYTES,
  FINGERPRINT_0, FINGERPRINT_1, FINGERPRINT_2, FINGERPRINT_3, ERROR_CODE, ERROR_DETAIL, ERROR_LANE, ERROR_ROUND,
  ERROR_STEP, ERROR_PEER, ERROR_SEGMENT, ERROR_KIND, FLAG, CALLS, GATED, REMOTE, REMOTE_BYTES,
- REGION, CALL_DIGEST, CHAIN_NOW, CALL_TAG) = range(45)  # fmt: skip
-STATE_HEADER = 48
+ SHARES, CALL_DIGEST, CHAIN_NOW, CALL_TAG, SHARED_BYTES, COPIED_BYTES, SERVED,
+ KERNEL_TO_MANY) = range(49)  # fmt: skip
+STATE_HEADER = 56
 FINGERPRINT_WORDS = 4
 COMPARED_WORDS = 3  # the last one says where the memory lies, in which ranks may differ
 
@@ -28,8 +29,9 @@ SEGMENT, ROUND, POSTED, ROWS_NOW, ROWS_AT = range(5)
 # --- communicator block ---
 (MPI_ISEND, MPI_IRECV, MPI_TEST, MPI_COMM, MPI_BYTE, STATUS_IGNORE, SPIN, ARENA,
  NODE_SIZE, NODE_RANK, BOARD, LAST_SEQ, GATE_LIMIT, FIFOS_AT, FIFO_LANES, FIFO_SLOTS,
- COMPARED_AT, PIDS_AT, KERNELS, KERNEL_PIECES, KERNEL_CALLS, ALL_ENDED, CHAIN, TAG_MASK) = range(24)  # fmt: skip
-COMM_HEADER = 24
+ COMPARED_AT, PIDS_AT, KERNELS, KERNEL_PIECES, KERNEL_CALLS, ALL_ENDED, CHAIN, TAG_MASK,
+ REGIONS) = range(25)  # fmt: skip
+COMM_HEADER = 32
 
 # --- FIFO as one of its ends sees it: (in, out) for each (peer on the node, lane, slot of the lane) ---
 (FIFO_MEMORY, CURSOR, RESERVED, CREDIT, DEPTH, PAYLOAD, AHEAD) = range(7)
@@ -55,6 +57,10 @@ KERNEL_BYTES = 64 * KERNEL_LINES + 2 * HALF_BYTES  # of one rank
 LAG = 2  # pieces between giving and folding
 RING = 2 * LAG + 2  # pieces of staging
 
-# --- a region of symmetric memory: its number, then where each rank of the node finds each other's part ---
-REGION_NUMBER, REGION_BASES = range(2)
-OFFSET_BITS = 44  # of the word that says where memory lies: region number, then offset in it
+# --- what of a rank's memory others access in a single pass (SHARES): its input, its output, its input if they can ---
+SHARE_OF_INPUT, SHARE_OF_OUTPUT, OPTIONAL_SHARE = range(1, 4)
+
+# --- directory of symmetric memory: how many regions, words of a row; rows by address; the row of each number ---
+REGION_COUNT, REGION_ROW_WORDS, REGION_ROW_AT = range(3)
+(R_FROM, R_UNTIL, R_NUMBER, R_ENDED, R_FIRST_BASE) = range(5)  # then where each rank's part is found
+OFFSET_BITS = 44  # of a place: a region's number, then an offset in it

@@ -27,18 +27,21 @@ def library() -> Library:
     with compiling("executor"):
         from collectives.native import executor, fused, one_pass, single_copy, staged, weights
     run, start, advance = map(entry, (executor.run, executor.start, executor.advance))
-    kernels = (fused.one_shot, staged.staged, single_copy.single_copy, one_pass.one_pass)
+    kernels = (
+        fused.one_shot, staged.staged, single_copy.single_copy,
+        one_pass.allreduce, one_pass.reduce_scatter, one_pass.allgather, one_pass.broadcast, one_pass.reduce,
+    )  # fmt: skip
     fused_at = tuple(int(each.address or 0) for each in kernels)
     return Library(run, start, advance, int(weights.note_weights.address or 0), fused_at)
 
 
 @cache
-def kernel(dtype: str, op: str) -> int:
-    """Address of the reduction kernel."""
-    with compiling(f"{dtype}-{op}"):
+def kernel(dtype: str, op: str, many: bool = False) -> int:
+    """Address of the reduction kernel; many: of the one that writes as many targets as there are operands."""
+    with compiling(f"{dtype}-{op}{'-many' * many}"):
         from collectives.native import kernels
 
-        return kernels.kernel(dtype, op)
+        return kernels.kernel(dtype, op, many)
 
 
 @cache

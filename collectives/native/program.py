@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 from collectives import layout as at
 from collectives.native import layout as st
@@ -12,6 +13,15 @@ from collectives.native.storage import Memory
 from collectives.plan import Table
 
 GRAIN_BYTES = 1 << 16  # of a fold between two tests of MPI
+
+
+class Share(NamedTuple):
+    """What of a rank's memory the others access, where the first phase is a single pass over symmetric memory."""
+
+    of: int  # st.SHARE_OF_INPUT, ...
+    n_bytes: int
+    copied: int = 0  # bytes of the input that the output must hold before others access it
+    kernel: int = 0  # that folds to many targets
 
 
 class Program:
@@ -26,7 +36,7 @@ class Program:
         itemsize: int,
         fingerprint: Sequence[int],
         copy_bytes: int = 0,
-        region: int = 0,
+        share: Share | None = None,
         timeout: float,
     ):
         self.endpoint, self.table = endpoint, table
@@ -48,7 +58,9 @@ class Program:
         state[st.INSTANCES_AT], state[st.OPERANDS_AT] = st.STATE_HEADER, operands
         state[st.PIECE], state[st.GRAIN] = words[at.PIECE_BYTES], GRAIN_BYTES // itemsize * itemsize
         state[st.KERNEL], state[st.ITEMSIZE] = kernel, itemsize
-        state[st.COPY_BYTES], state[st.REGION] = copy_bytes, region
+        state[st.COPY_BYTES] = copy_bytes
+        if share is not None:
+            state[st.SHARES], state[st.SHARED_BYTES], state[st.COPIED_BYTES], state[st.KERNEL_TO_MANY] = share
         for i, word in enumerate(fingerprint):
             state[st.FINGERPRINT_0 + i] = word
         state[st.CALL_DIGEST] = hash(tuple(fingerprint[: st.COMPARED_WORDS]))  # of numbers: equal in all processes
@@ -68,6 +80,11 @@ class Program:
     @property
     def running(self) -> bool:
         return bool(self.state[st.STATUS] == st.RUNNING)
+
+    @property
+    def one_pass(self) -> bool:
+        """Whether the last call was a single pass over symmetric memory."""
+        return bool(self.state[st.SERVED])
 
     @property
     def published(self) -> list[int]:

@@ -222,13 +222,14 @@ def test_every_launcher_ends_the_job(mpi, way, says):
     ends(mpi.run(3, ["-m", "tests.programs.engine_stops", way], timeout=SOON), says)
 
 
-@pytest.mark.parametrize("way", ["kill", "kill inside", "kill inside, copying"])
+@pytest.mark.parametrize("way", ["kill", "kill symmetric", "kill inside", "kill inside, copying"])
 def test_survivors_of_a_killed_rank_are_told(way):
     """Where the launcher lets them live."""
     library = launch.find("openmpi")
     if library is None:
         pytest.skip("needs Open MPI")
-    command = library.command(3, ["-m", "tests.programs.engine_stops", way])
+    way, *memory = way.split(" symmetric")
+    command = library.command(3, ["-m", "tests.programs.engine_stops", way, *(["symmetric"] if memory else [])])
     command.insert(1, "--enable-recovery")
     ends(launch.run_command(command, library.environment(), timeout=SOON), "rank 2 has ended; see its own output")
 

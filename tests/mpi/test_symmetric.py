@@ -1,9 +1,13 @@
 """Symmetric memory on real ranks."""
 
+import json
+
 import pytest
 
+CASES = 150
 
-@pytest.mark.parametrize("n", [2, 3])
+
+@pytest.mark.parametrize("mpi, n", [("mpich", 2), ("mpich", 3), ("openmpi", 2), ("impi", 2)], indirect=["mpi"], ids=str)
 def test_symmetric_memory(mpi, n):
     done = mpi(n, "symmetric", timeout=240)
     assert done.stdout.count("symmetric memory is right") == n
@@ -14,3 +18,20 @@ def test_without_kernels_it_is_memory_like_any_other(mpich, variable):
     name, value = variable.split("=")
     done = mpich(2, "symmetric", timeout=240, env={name: value})
     assert done.stdout.count("symmetric memory is right") == 2
+
+
+@pytest.mark.parametrize("mpi, n", [("mpich", 2), ("mpich", 4), ("openmpi", 3), ("impi", 2)], indirect=["mpi"], ids=str)
+def test_every_collective_in_every_kind_of_memory(mpi, n):
+    done = mpi(n, "symmetric_calls", f"{mpi.name} {n}", CASES, timeout=240)
+    assert json.loads(done.stdout)["wrong"] == []
+
+
+@pytest.mark.parametrize("mpi, n", [("mpich", 2), ("openmpi", 3)], indirect=["mpi"], ids=str)
+def test_what_goes_wrong_is_one_error_on_all_ranks(mpi, n):
+    done = mpi(n, "symmetric_trouble", 600, timeout=240)
+    assert done.stdout.count("right or refused") == n
+
+
+def test_without_torch(mpich):
+    done = mpich(2, "symmetric_plain", timeout=240)
+    assert done.stdout.count("arrays without torch are right") == 2

@@ -45,7 +45,9 @@ def test_tune_writes_a_table_that_serves(mpi, tmp_path):
     assert json.loads(done.stdout) == json.loads((tmp_path / "t.json").read_text())
     assert "wrote t.json" in done.stderr
     assert table.topology.ranks_per_node == [2]
-    assert table.rules[0].key == ("allreduce", "float", "arithmetic")
+    assert {rule.key for rule in table.rules} == {
+        ("allreduce", "float", "arithmetic", storage) for storage in ("ordinary", "symmetric")
+    }
     assert any(rule.median_us and rule.native_us for rule in table.rules)
     lines = read_samples(tmp_path / (table.samples or ""))
     assert {line["stage"] for line in lines} >= {"screen", "race"}

@@ -1,6 +1,6 @@
 """The last rank goes wrong while the others wait for it, and nobody catches anything: argv[1] is the way.
 
-The job must end, not zero. What it does is in the dictionary.
+The job must end, not zero. What it does is in the dictionary. With "symmetric" as argv[2] memory is symmetric.
 """
 
 import os
@@ -49,7 +49,7 @@ WAYS: dict[str, Callable[[collectives.Communicator], object]] = {
 if __name__ == "__main__":
     way = sys.argv[1]
     with world.communicator(timeout=DEADLINE) as comm:
-        x = array("f", [1] * 1000)
+        x = comm.empty(5000) if sys.argv[2:] == ["symmetric"] else array("f", [1] * 1000)
         comm.allreduce(x)
         if comm.rank == comm.size - 1:
             WAYS[way](comm)

@@ -144,7 +144,7 @@ def interrupt_at_once() -> Seen:
     plan()
     if RANK == LAST:
         time.sleep(0.5)
-    program = plan._call.args[1]
+    program = plan._program
     run = program.run
 
     def run_and_raise(*buffers: int) -> int:
@@ -154,7 +154,7 @@ def interrupt_at_once() -> Seen:
         return status
 
     if RANK == 0:
-        program.run = run_and_raise
+        program.run = run_and_raise  # type: ignore[assignment]
     return then(comm, plan)
 
 

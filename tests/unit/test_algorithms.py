@@ -119,6 +119,11 @@ COSTS = {
     ("broadcast", "binomial_tree"): lambda p: (depth(p), bits(p), 0),
     ("broadcast", "direct"): lambda p: (p > 1, p - 1, 0),
     ("broadcast", "scatter_allgather"): lambda p: (depth(p) + p - 1, 2 * share(p), 0),
+    ("allreduce", "one_pass"): lambda p: (2 * (p > 1), 2 * share(p), share(p)),
+    ("reduce_scatter", "one_pass"): lambda p: (p > 1, share(p), share(p)),
+    ("allgather", "one_pass"): lambda p: (p > 1, share(p), 0),
+    ("reduce", "one_pass"): lambda p: (2 * (p > 1), share(p) + Fraction(p > 1, p), share(p)),
+    ("broadcast", "one_pass"): lambda p: (p > 1, p - 1, 0),
 }
 
 
@@ -250,7 +255,9 @@ def exchange(g: Group, span: Span = WHOLE) -> Iterator[list]:
 def test_names():
     assert names("allreduce")[:3] == ("ring", "recursive_doubling", "halving_doubling")
     assert {a.collective for a in every()} == set(COLLECTIVES)
-    assert every("reduce") == tuple(find("reduce", name) for name in ("binomial_tree", "direct", "two_shot"))
+    assert every("reduce") == tuple(
+        find("reduce", name) for name in ("binomial_tree", "direct", "two_shot", "one_pass")
+    )
 
 
 def test_unknown_names_list_what_there_is():

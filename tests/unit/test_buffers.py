@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from collectives import buffers
+from collectives.arrays import DLTensor
 from collectives.buffers import View, has_internal_overlap, like, view
 from collectives.dtypes import DTYPES, ITEMSIZE
 from collectives.errors import UnsupportedError
@@ -37,7 +38,7 @@ class Managed(ctypes.Structure):
 
     _fields_ = [
         ("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("context", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p), ("flags", ctypes.c_uint64), ("tensor", buffers._DLTensor),
+        ("deleter", ctypes.c_void_p), ("flags", ctypes.c_uint64), ("tensor", DLTensor),
     ]  # fmt: skip
 
 
@@ -47,7 +48,7 @@ class Handmade:
     def __init__(self, count, major=1, flags=0, code=2, bits=32, lanes=1, strides=None, offset=0):
         self.memory = (ctypes.c_float * (count + offset))(*range(count + offset))
         self.shape, self.strides = (ctypes.c_int64 * 1)(count), (ctypes.c_int64 * 1)(*(strides or (1,)))
-        tensor = buffers._DLTensor(
+        tensor = DLTensor(
             ctypes.addressof(self.memory), 1, 0, 1, code, bits, lanes, self.shape, self.strides, 4 * offset
         )
         self.managed = Managed(major, 0, None, None, flags, tensor)

@@ -1,6 +1,7 @@
 """The doctor's checks, on machines that are made to be wrong."""
 
 import os
+import resource
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -42,6 +43,32 @@ def test_files_that_nobody_holds_are_found_and_removed():
         assert checks.clean() == [left]
         assert checks.left_behind().ok
     assert sorted(os.listdir(checks.SHARED)) == ["other", "treering-0-2-abc"]
+
+
+def test_limits_are_told_and_small_ones_have_a_mend(monkeypatch, tmp_path):
+    of = {resource.RLIMIT_NOFILE: 4096, resource.RLIMIT_MEMLOCK: resource.RLIM_INFINITY}
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (of[kind], of[kind]))
+    monkeypatch.setattr(checks, "MOST_MAPPINGS", tmp_path / "maps")
+    monkeypatch.setattr(checks, "HUGE_PAGES", tmp_path / "huge")
+    (tmp_path / "maps").write_text("65530\n")
+    (tmp_path / "huge").write_text("always within_size [advise] never deny force\n")
+    said = checks.limits()
+    assert said.ok
+    assert all(
+        words in said.found
+        for words in (
+            "4096 open files",
+            "65530 mappings",
+            "any amount of locked",
+            "huge pages of shared memory: advise",
+        )
+    )
+    (tmp_path / "maps").write_text("1000\n")
+    assert "vm.max_map_count" in checks.limits().mend
+    of[resource.RLIMIT_NOFILE] = 256
+    said = checks.limits()
+    assert not said.ok
+    assert "ulimit -n" in said.mend
 
 
 def test_shared_memory_that_is_small_or_closed_has_a_mend(monkeypatch, tmp_path):

@@ -43,6 +43,7 @@ def table(tmp_path):
     rules = [
         Rule(**common, min_bytes=0, max_bytes=5792, algorithm="one_shot", runner_up=second, **timed),
         Rule(**common, min_bytes=5793, max_bytes=None, algorithm="ring", params={"segment_bytes": 65536, "slots": 2}),
+        Rule(**common, storage="symmetric", min_bytes=0, max_bytes=None, algorithm="one_pass"),
     ]
     place = Place(nodes=1, ranks_per_node=[2], links=["shared-memory"], cpu="C", mpi="M", fingerprint="1x2")
     path = tmp_path / "table.json"
@@ -152,6 +153,8 @@ def test_explain_without_ranks_speaks_for_the_tables_topology(capsys, table, mon
     assert (answer["algorithm"], answer["origin"]) == ("one_shot", f"table {table}")
     assert answer["margin"] == pytest.approx(0.25)
     assert answer["rule"]["max_bytes"] == 5792
+    _, out, _ = run(capsys, "explain", "--table", str(table), "--bytes", "4K", "--storage", "symmetric")
+    assert "allreduce of 4 KiB float32 sum, symmetric memory:\n  one_pass" in out
     monkeypatch.setenv("TREERING_TABLE", str(table))
     _, out, _ = run(capsys, "explain", "--bytes", "1M", "--dtype", "int8")
     assert "has no rule for allreduce of int8 with sum" in out

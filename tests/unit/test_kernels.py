@@ -191,6 +191,23 @@ def test_every_count_and_place(dtype: str, op: str) -> None:
                     assert result == expected[: count * size], (n, offset, count, into)
 
 
+@pytest.mark.parametrize("dtype, op", [("float32", "sum"), ("bfloat16", "avg"), ("float16", "max"), ("int8", "xor")])
+def test_many_targets_get_what_one_would(dtype: str, op: str) -> None:
+    """In place: every operand is a target."""
+    address, size = kernels.kernel(dtype, op, many=True), ITEMSIZE[dtype]
+    for n in (2, 3, 5):
+        words, weights = some_bits(dtype, n, max(COUNTS)), (ctypes.c_int64 * n)(*range(1, n + 1))
+        expected = bytes(reference(dtype, op, words, list(weights)).contiguous().view(torch.uint8).tolist())
+        places = Places([bytes(w.contiguous().view(torch.uint8).tolist()) for w in words], 13)
+        for count in COUNTS:
+            table = ctypes.addressof(places.table)
+            call(address, table, table, n, count, ctypes.addressof(weights))
+            for k in range(n):
+                found = ctypes.string_at(places.at[k], max(COUNTS) * size)
+                assert found == expected[: count * size] + places.operands[k][count * size :], (n, count, k)
+                places.restore(k)
+
+
 # ---------------------------------------------------------------- half types, exhaustively
 def rounded(dtype: str, value: float) -> int:
     """Python's float (exact here, or rounded to 53 bits, which does no harm) to the nearest even of a half type."""
@@ -345,7 +362,7 @@ def test_means_are_as_exact_as_their_arithmetic(dtype: str) -> None:
 def test_assembly(dtype: str, op: str) -> None:
     """Wide registers; no call but memcpy, for a single operand; nothing contracted."""
     kernels.kernel(dtype, op)
-    assembly = kernels._compiled(dtype, op)._library.get_asm_str()
+    assembly = kernels._compiled(dtype, op, False)._library.get_asm_str()
     features = numba.core.registry.cpu_target.target_context.codegen().magic_tuple()[2].split(",")
     wide = "zmm" if "+avx512f" in features else "ymm" if "+avx" in features else "xmm"
     assert len(re.findall(wide, assembly)) > 20
@@ -362,7 +379,7 @@ hits = 0
 for name in sys.argv[1:]:
     dtype, op = name.split(":")
     address, size = kernels.kernel(dtype, op), ITEMSIZE[dtype]
-    hits += kernels._compiled(dtype, op).cache_hits
+    hits += kernels._compiled(dtype, op, False).cache_hits
     rooms = [ctypes.create_string_buffer(data, 8) for data in (b"\\x03\\x45" * 4, b"\\x02\\x41" * 4)]
     table = (ctypes.c_int64 * 2)(*map(ctypes.addressof, rooms))
     weights = (ctypes.c_int64 * 2)(1, 1)

@@ -2,6 +2,7 @@
 
 import random
 from time import sleep
+from typing import Any
 
 import pytest
 
@@ -189,6 +190,23 @@ class Topology:
     cpu, mpi, device, fingerprint = "C", "M", None, "1x2"
 
 
+def test_symmetric_memory_asks_whether_one_pass_is_better_there():
+    one_pass = Candidate("one_pass")
+    machine: Any = Machine(lambda candidate, nbytes: nbytes / 10 if candidate == one_pass else 50)
+    sizes = [Measured(nbytes, DEFAULT, baseline=True) for nbytes in (64, 4096, 8192)]
+    decide(sizes, allow_native=False)
+    search = Search(machine, "allreduce", "float32", "sum", Clock(0.5), 0)
+    found, ended = search.run_symmetric(sizes)
+    assert ended is None
+    assert [size.winner for size in found] == [one_pass, DEFAULT, DEFAULT]
+    rules = rules_of("allreduce", "float32", "sum", found)
+    assert [(rule.storage, rule.algorithm) for rule in rules] == [
+        ("symmetric", "one_pass"),
+        ("symmetric", DEFAULT.algorithm),
+    ]
+    assert set(machine.measured) == {one_pass, DEFAULT, BASELINE}
+
+
 def test_borders_lie_between_the_sizes():
     assert border(4096, 8192) == 5792
     assert border(8, 16) == 11
@@ -203,7 +221,7 @@ def test_a_new_table_keeps_an_earlier_ones_other_rules():
     decide([size], allow_native=False)
     floats = rules_of("allreduce", "float32", "sum", [size])
     moved = rules_of("broadcast", "float64", "max", [size])
-    assert moved[0].key == ("broadcast", "any", "any")
+    assert moved[0].key == ("broadcast", "any", "any", "ordinary")
     first = table_of(Topology, "1", "s", floats, None)
     both = table_of(Topology, "1", "s", moved, first)
     assert [rule.collective for rule in both.rules] == ["allreduce", "broadcast"]

@@ -247,9 +247,9 @@ def test_a_thousand_mutants_load_equal_or_raise(tmp_path):
         loads += 1
         equal += loaded == good
         covered = {r.key for r in loaded.rules}
-        for collective, dtype, op in covered:
+        for collective, dtype, op, storage in covered:
             for nbytes in (0, 1, 5792, 5793, 1 << 62):
-                assert loaded.find(collective, nbytes, dtype, op) is not None
+                assert loaded.find(collective, nbytes, dtype, op, storage) is not None
     assert len(mutants) > 2000
     assert raised + loads == len(mutants)  # every error names the table
     assert raised > len(mutants) * 0.6
@@ -375,6 +375,26 @@ def test_deterministic_takes_only_what_folds_in_order():
     assert [c.origin for c in choices] == [made.origin, made.origin, "default"]
     assert default(TWO, "reduce", 8, deterministic=True).algorithm == "direct"
     assert default(TWO, "broadcast", 8, deterministic=True).algorithm
+
+
+def test_storage_is_an_axis_of_its_own():
+    """A rule for symmetric memory says whether one_pass is tried there; all else is left to the ordinary rules."""
+    made = table(
+        rule(0, None, "ring"),
+        rule(0, 999, "two_shot", storage="symmetric"),
+        rule(1000, None, "one_pass", storage="symmetric"),
+    ).check()
+    ordinary = [choose(made, TWO, "allreduce", n, "float32", "sum").algorithm for n in (8, 4096)]
+    symmetric = [choose(made, TWO, "allreduce", n, "float32", "sum", storage="symmetric") for n in (8, 4096)]
+    assert ordinary == ["ring", "ring"]
+    assert [each.algorithm for each in symmetric] == ["ring", "one_pass"]
+    assert symmetric[1].rule == made.rules[2]
+    assert "symmetric memory" in symmetric[1].reason
+    plain = choose(table(rule(0, None, "ring")).check(), TWO, "allreduce", 4096, "float32", "sum", storage="symmetric")
+    assert (plain.algorithm, plain.origin) == ("one_pass", "default")
+    assert choose(None, SQUARE, "allreduce", 4096, "float32", "sum", storage="symmetric").algorithm != "one_pass"
+    with pytest.raises(TableError, match=r"storage is 'both'; use one of ordinary, symmetric"):
+        table(rule(0, None, "ring", storage="both")).check()
 
 
 def test_the_default_depends_on_size_and_nodes():

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from collectives.selection import Choice, Table, choose, load, parse_overrides
+from collectives.table import ORDINARY, STORAGES
 from tuner import units
 from tuner.commands.common import UsageError, add_call, add_json, add_ranks, check_call, enter_ranks, print_json, value
 
@@ -24,6 +25,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="of the message (default: %(default)s)",
     )
+    parser.add_argument("--storage", choices=STORAGES, default=ORDINARY,
+                        help="memory of the call: ordinary, or symmetric (default: %(default)s)")  # fmt: skip
     parser.add_argument("--table", metavar="FILE", help="a tuning table (default: TREERING_TABLE)")
     add_json(parser)
     parser.set_defaults(run=run, sizes=())
@@ -49,7 +52,7 @@ def with_ranks(args: argparse.Namespace, path: str | None, world: Any) -> Choice
     with collectives.Communicator(world, table=path) as comm:
         op = None if args.collective in MOVES else args.op
         choice: Choice = comm.explain(
-            args.collective, nbytes=args.bytes, dtype=args.dtype, **({"op": op} if op else {})
+            args.collective, nbytes=args.bytes, dtype=args.dtype, storage=args.storage, **({"op": op} if op else {})
         )
         return choice
 
@@ -80,7 +83,8 @@ def without_ranks(args: argparse.Namespace, table: Table | None) -> Choice:
         name, params = fixed[args.collective]
         return Choice(name, params, origin="environment", reason="TREERING_ALGORITHM names it")
     op = None if args.collective in MOVES else args.op
-    return choose(table, There(nodes, table.topology.fingerprint), args.collective, args.bytes, args.dtype, op)
+    place = There(nodes, table.topology.fingerprint)
+    return choose(table, place, args.collective, args.bytes, args.dtype, op, storage=args.storage)
 
 
 def public(choice: Choice) -> dict[str, Any]:
@@ -92,7 +96,7 @@ def text(args: argparse.Namespace, choice: Choice) -> str:
     params = ", ".join(f"{name}={given}" for name, given in choice.params.items())
     call = f"{args.collective} of {units.size(args.bytes)} {args.dtype}"
     lines = [
-        f"{call}{'' if args.collective in MOVES else f' {args.op}'}:",
+        f"{call}{'' if args.collective in MOVES else f' {args.op}'}, {args.storage} memory:",
         f"  {choice.algorithm}{f' ({params})' if params else ''}",
         f"  origin     {choice.origin}",
         f"  because    {choice.reason}",

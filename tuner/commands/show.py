@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from collectives.selection import Table, load
-from collectives.table import Rule
+from collectives.table import SYMMETRIC, Rule
 from tuner import units
 from tuner.commands.common import UsageError, add_json, note, print_json
 from tuner.space import Candidate
@@ -56,8 +56,11 @@ def show(table: Table) -> None:
         f"[bold]{units.shape_name(place.ranks_per_node)}[/] ranks over {', '.join(place.links) or '?'}; ", end=""
     )
     console.print(f"{place.cpu}; {place.mpi}; {table.created or 'date unknown'}", markup=False)
-    for (collective, dtype, op), rules in groupby(table.rules, key=lambda rule: rule.key):
-        grid = Grid(title=f"{collective}, dtype {dtype}, op {op}", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for (collective, dtype, op, storage), rules in groupby(table.rules, key=lambda rule: rule.key):
+        where = ", symmetric memory" if storage == SYMMETRIC else ""
+        grid = Grid(
+            title=f"{collective}, dtype {dtype}, op {op}{where}", title_justify="left", box=None, padding=(0, 2, 0, 0)
+        )
         for heading, justify in (("bytes", "right"), ("algorithm", "left"), ("at", "right"), ("median", "right"),
                                  ("95 %", "left"), ("native", "right"), ("speed-up over native", "left"),
                                  ("runner-up", "left")):  # fmt: skip

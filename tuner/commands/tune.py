@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from collectives.errors import TableError
-from collectives.selection import Table, default, load
+from collectives.selection import ONE_PASS, Table, default, load
+from collectives.table import SYMMETRIC
 from tuner import units
 from tuner.commands.common import (
     UsageError,
@@ -32,6 +33,7 @@ from tuner.contenders import native_lacks
 from tuner.progress import progress
 
 STEM = "treering-table"
+SHARED_TIME = 0.15  # of the budget, for symmetric memory
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -156,15 +158,18 @@ def lead(args: argparse.Namespace, session: Any) -> int:
         studies.append(study_of(args, storage, topology, nbytes))
     if resumed := sum(study.resumed for study in studies):
         note(f"resumed {resumed} finished trials from {args.storage}")
+    shares = one_pass_serves(session.comm, args.collective)
     warm_up(args, session, sizes[0])
     with progress(f"tuning {args.collective}") as told:
         search = Search(
-            session, args.collective, args.dtype, args.op, Clock(args.budget), args.seed, args.trials,
-            args.allow_native, told,
+            session, args.collective, args.dtype, args.op, Clock(args.budget * (1 - SHARED_TIME * shares)), args.seed,
+            args.trials, args.allow_native, told,
         )  # fmt: skip
         ended = search.run(sizes, studies)
+        search.clock = Clock(args.budget * SHARED_TIME)
+        shared, ended = search.run_symmetric(sizes) if shares and not ended else ([], ended)
     measured = [size for size in sizes if size.race]
-    for size in sizes:
+    for size in [*sizes, *shared]:
         for candidate, fault in size.faults.items():
             note(f"{candidate} at {units.size(size.nbytes)} was left out: {fault}")
     if not measured:
@@ -175,7 +180,9 @@ def lead(args: argparse.Namespace, session: Any) -> int:
         note(f"not measured, so the default serves there: {missing}; give a longer --budget")
     table = table_of(
         topology, collectives.__version__, args.output.with_suffix(".samples.jsonl").name,
-        rules_of(args.collective, args.dtype, args.op, sizes), earlier(args.output, topology),
+        [rule for kind in (sizes, shared) if any(size.race for size in kind)
+         for rule in rules_of(args.collective, args.dtype, args.op, kind)],
+        earlier(args.output, topology),
     )  # fmt: skip
     table.save(args.output)
     if args.json:
@@ -189,6 +196,11 @@ def lead(args: argparse.Namespace, session: Any) -> int:
     if ended:
         complain("tune", f"{ended}; the table holds what was measured before")
     return 1 if ended else 0
+
+
+def one_pass_serves(comm: Any, collective: str) -> bool:
+    """Whether single passes over symmetric memory are possible here."""
+    return bool(comm.explain(collective, nbytes=1 << 20, storage=SYMMETRIC).algorithm == ONE_PASS)
 
 
 def as_candidate(choice: Any) -> Any:
