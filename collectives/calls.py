@@ -228,10 +228,11 @@ class Calls:
         ordinary, one_pass = choice.ordinary, choice.symmetric.algorithm == ONE_PASS
         call = self.plans.call(collective, target.dtype, count, op, root, ordinary.algorithm, ordinary.params)
         finish = target.restore if target.original is not None else None
-        if collective == "reduce" and source.address == target.address and not self.plans.in_place(call):
+        copied = collective == "reduce" and source.address == target.address and not self.plans.in_place(call)
+        if copied:
             source = Packed([source]).view
         program = self.plans.program(call, one_pass)
-        return Prepared(program, source.address, target.address, result, (source, target), finish, choice)
+        return Prepared(program, source.address, target.address, result, (source, target), finish, choice, copied)
 
     def _must_widen(self, collective: str, choice: Choices, dtype: str, options: Options) -> bool:
         """Whether accuracy needs float32 on the wire: where an algorithm rounds more than once."""

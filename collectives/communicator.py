@@ -263,7 +263,7 @@ class Communicator:
         """
         self._check_open()
         prepared = self._calls.prepare(collective, x, *args, **how)
-        if prepared.finish is not None:
+        if prepared.finish is not None or prepared.copied:
             raise UnsupportedError(
                 f"a plan works on contiguous memory as it is, so this {collective} needs the method comm.{collective}"
             )

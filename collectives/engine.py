@@ -30,6 +30,7 @@ class Prepared:
     keep: Any = None  # what must live until it has run
     finish: Callable[[], None] | None = None  # what remains to be done then
     choices: Any = None  # what serves it, on either kind of storage
+    copied: bool = False  # its source is a copy of the caller's memory, made once
 
 
 class Work:
