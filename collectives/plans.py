@@ -105,6 +105,7 @@ class Plans:
         schedule = self._schedule(call)
         itemsize = ITEMSIZE[call.dtype]
         before, whole = self._kernel_phases(call, itemsize, one_pass)
+        share = self._share(call, itemsize) if one_pass and before.phases else None  # lowering adds phases
         weights = self._weights_of(call, schedule) if call.op == "avg" and not whole else None
         parts = self.topology.ranks if call.collective in CHUNKED else 1
         bound = Bound(chunk_offsets(call.count, parts), max(1, at.LINE // itemsize))
@@ -124,7 +125,7 @@ class Plans:
             itemsize=1 if by_bytes else itemsize,
             fingerprint=mark,
             copy_bytes=call.count * itemsize if call.collective == "allreduce" and not whole else 0,
-            share=self._share(call, itemsize) if one_pass and before.phases else None,
+            share=share,
             timeout=self.timeout,
         )
 

@@ -247,7 +247,7 @@ def wrong_words(comm: collectives.Communicator, report: Report) -> None:
         (ValueError, "order='any'; it is None or 'fixed'", lambda: comm.allreduce(x, order="any")),
         (ValueError, "precision='high'; it is None, 'fast' or 'accurate'", lambda: comm.allreduce(x, precision="high")),
         (UnsupportedError, "folds ranks in no fixed order", lambda: comm.allreduce(x, order="fixed", algorithm="ring")),
-        (UnsupportedError, "served by: one_pass", lambda: comm.reduce(x, order="fixed", algorithm="binomial_tree")),
+        (UnsupportedError, "served by: direct, two_shot, one_pass", lambda: comm.reduce(x, order="fixed", algorithm="binomial_tree")),
         (UnsupportedError, "reduce_scatter ring rounds float16 more than once",
          lambda: comm.reduce_scatter(halves, algorithm="ring", precision="accurate")),
         (ValueError, f"root {comm.size} is not one of {comm.size} ranks", lambda: comm.broadcast(x, root=comm.size)),
