@@ -1,6 +1,6 @@
 """Whole DDP training steps: forward and backward alone, over Gloo, and over treering's hook; interleaved in one run.
 
-    python -m benchmarks.ddp -n 2,4 [--models mlp,cnn,transformer] [--steps 60] [--table FILE] [--json FILE] [--plot FILE]
+    python -m benchmarks.ddp -n 2,4 [--models mlp,cnn] [--steps 60] [--table FILE] [--json FILE] [--plot FILE]
 
 A step's time is its slowest rank's. Printed are medians, paired ratios with their 95 % interval, and which of the
 project's goals are met. Gradients are compared too: a fast step that computes something else is no step. Exit status 1

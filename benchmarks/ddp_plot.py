@@ -81,7 +81,9 @@ def table(rows: Iterable[Row]) -> str:
     for each in rows:
         times = "".join(f"{each.ms[name].median:10.2f}" for name in CONTENDERS)
         buckets = ", ".join(f"{nbytes / 2**20:.3g} MiB {name}" for nbytes, name in each.algorithms.items())
-        lines.append(f"{each.model:12}{each.ranks:6}{times}{'':14}{shown(each.over_gloo):24}{each.added:6.2f}  {buckets}")
+        lines.append(
+            f"{each.model:12}{each.ranks:6}{times}{'':14}{shown(each.over_gloo):24}{each.added:6.2f}  {buckets}"
+        )
     return "\n".join(lines)
 
 

@@ -198,9 +198,9 @@ class Calls:
         region = None
         if self.plans.channel.regions.regions and collective == "allreduce" and source.address == target.address:
             region = self.plans.channel.regions.find(target.address, target.n_bytes)
-        return Prepared(
-            self.plans.program(call, region), source.address, target.address, result, (source, target), finish, choice
-        )
+        program = self.plans.program(call, region)
+        program.reason = choice.reason
+        return Prepared(program, source.address, target.address, result, (source, target), finish, choice)
 
     def _must_widen(self, collective: str, choice: Choice, dtype: str, options: Options) -> bool:
         """Whether accuracy needs float32 on the wire: where an algorithm rounds more than once."""

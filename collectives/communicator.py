@@ -2,11 +2,12 @@
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from collectives import exits
+from collectives import exits, timeline
 from collectives.calls import Calls, Options, Prepared
 from collectives.channel import Channel
 from collectives.dtypes import DTYPES, ITEMSIZE, check
@@ -104,6 +105,7 @@ class Communicator:
         self._last: Choice | None = None
         self._closed = False
         exits.watch(self._channel)
+        ENGINE.timeline = timeline.watch(self._channel, ENGINE.timeline)
 
     # ------------------------------------------------------------ collectives
     def allreduce(
@@ -317,7 +319,17 @@ class Communicator:
         while self._channel.pending:  # it would let nothing move until it returns
             ENGINE.wait(self._channel.pending[-1])
         self._check_open()
+        began = time.monotonic_ns()
         allreduce(self._group.comm, source, target, op)
+        if ENGINE.timeline is not None:
+            arguments = {
+                "bytes": target.n_bytes,
+                "dtype": target.dtype,
+                "op": op,
+                "algorithm": NATIVE,
+                "waited_us": None,
+            }
+            ENGINE.timeline.span(self._channel, f"allreduce {NATIVE}", began, time.monotonic_ns(), arguments)
         target.restore()
         return result
 

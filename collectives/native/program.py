@@ -52,6 +52,7 @@ class Program:
             state[st.FINGERPRINT_0 + i] = word
         state[st.CALL_DIGEST] = hash(tuple(fingerprint[: st.COMPARED_WORDS]))  # of numbers: equal in all processes
         self.timeout = timeout
+        self.reason = ""  # why the last call that prepared it chose its algorithm
         self.set_timeout(None)
         endpoint.reserve(words[at.SCRATCH_BYTES] + words[at.SLOT_BYTES])
         self._run, self._start = library().run, library().start

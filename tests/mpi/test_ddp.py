@@ -74,7 +74,6 @@ REFUSALS = {
     "closed communicator": ("CommunicatorBroken", ["closed"]),
     "closed state": ("CommunicatorBroken", ["closed", "rank 0 was averaging DDP's bucket 0"]),
     "other ranks": ("ValueError", ["2 ranks", "comm="]),
-    "thread": ("UnsupportedError", ["overlap", "inline"]),
     "compression": ("UnsupportedError", ["compression", "fp16_compress_wrapper"]),
     "unknown overlap": ("ValueError", ["some", "inline"]),
     "unknown zero copy": ("ValueError", ["some", "auto"]),
