@@ -1,10 +1,11 @@
 """What the hook knows of each of DDP's buckets: how it is averaged, and what that took."""
 
 from collections import Counter
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
+from collectives.advice import Measured
 from collectives.errors import UnsupportedError
 from collectives.settings import folds_once
 
@@ -40,11 +41,16 @@ class BucketReport(TypedDict):
 class Bucket:
     """One bucket of a state, of one size and dtype; DDP rebuilds its buckets after the first step."""
 
-    def __init__(self, comm: "collectives.Communicator", tensor: torch.Tensor, index: int):
-        """TypeError for a sparse tensor, UnsupportedError for a device other than the CPU."""
+    def __init__(
+        self, comm: "collectives.Communicator", tensor: torch.Tensor, index: int, advised: Measured | None = None
+    ):
+        """`advised`: whose algorithm is to average it. TypeError for a sparse tensor, UnsupportedError for a device other than the CPU."""
         check(tensor)
         self.index, self.bytes, self.dtype = index, tensor.nbytes, str(tensor.dtype).removeprefix("torch.")
-        self.op, self.scale = how(comm, tensor)
+        self.how: dict[str, Any] = {}  # keywords of the call
+        if advised is not None and advised.algorithm and "allreduce" not in comm._settings.overrides:
+            self.how = {"algorithm": advised.algorithm, **advised.params}
+        self.op, self.scale = averaging(comm, tensor, self.how.get("algorithm"))
         self.algorithm = self.storage = ""
         self.calls, self.seconds, self.waited = 0, 0.0, 0.0
         self.last_ranks: Counter[int] = Counter()
@@ -76,7 +82,9 @@ def as_numbers(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def how(comm: "collectives.Communicator", tensor: torch.Tensor) -> tuple[str, float | None]:
+def averaging(
+    comm: "collectives.Communicator", tensor: torch.Tensor, algorithm: str | None
+) -> tuple[str, float | None]:
     """The operation that averages, and what each rank multiplies by before, or None.
 
     A mean in one pass where it has the bits of a sum of operands each multiplied by 1/size: on two ranks, and on any
@@ -86,7 +94,7 @@ def how(comm: "collectives.Communicator", tensor: torch.Tensor) -> tuple[str, fl
     if size <= 2:
         return "avg", None
     dtype = str(as_numbers(tensor).dtype).removeprefix("torch.")
-    chosen = comm.explain("allreduce", tensor.nbytes, dtype, "avg").algorithm
+    chosen = algorithm or comm.explain("allreduce", tensor.nbytes, dtype, "avg").algorithm
     if size & (size - 1) == 0 and folds_once("allreduce", chosen):
         return "avg", None
     return "sum", 1 / size

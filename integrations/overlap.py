@@ -170,6 +170,11 @@ class Progress:
             self._helper = Helper()
         return self._helper
 
+    @property
+    def settling(self) -> bool:
+        """Whether it is still tried out."""
+        return self.trial is not None and self.trial.verdict is None
+
     def took(self, seconds: float) -> None:
         if self.trial is not None:
             self.trial.took(seconds)

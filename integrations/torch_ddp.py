@@ -24,8 +24,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import collectives
+from collectives.advice import Measured
 from collectives.engine import Work
 from collectives.errors import UnsupportedError
+from integrations.bucket_advice import advised
 from integrations.buckets import SPARSE, Bucket, BucketReport, as_numbers, device_refusal
 from integrations.overlap import Job, Mode, Overlap, Progress, Runner
 from integrations.zero_copy import SharedBuckets, Wanted
@@ -60,6 +62,7 @@ class DDPHookState:
     overlap: Overlap
     zero_copy: Wanted
     compression: str | None
+    advised: Measured | None  # by the table, for a model with the advised bucket size
     _comm: "collectives.Communicator | None"
     _shared: SharedBuckets
     _progress: Progress
@@ -100,8 +103,14 @@ class DDPHookState:
     @property
     def mode(self) -> Mode:
         """How the next step's buckets are averaged."""
-        self.comm  # noqa: B018 - as above
+        self.comm  # noqa: B018 - a restored state's is made here
         return self._progress.mode
+
+    @property
+    def settling(self) -> bool:
+        """Whether overlap="auto" is still trying out what is faster."""
+        self.comm  # noqa: B018 - as above
+        return self._progress.settling
 
     # ------------------------------------------------------------ averaging
     def average(self, bucket: torch.Tensor, index: int = 0) -> torch.Tensor:
@@ -173,7 +182,7 @@ class DDPHookState:
             job.tensor.mul_(bucket.scale)
         numbers = as_numbers(job.tensor)
         self._shared.see(numbers, bucket.index)
-        work: Work = comm.allreduce(numbers, op=bucket.op, blocking=False)
+        work: Work = comm.allreduce(numbers, op=bucket.op, blocking=False, **bucket.how)
         choice = collectives.last_choice(comm)
         bucket.algorithm = choice.algorithm if choice else ""
         return work
@@ -181,7 +190,7 @@ class DDPHookState:
     def _bucket(self, tensor: torch.Tensor, index: int) -> Bucket:
         key = (index, tensor.nbytes if tensor.layout is torch.strided else 0, tensor.dtype)
         if key not in self._buckets:
-            self._buckets[key] = Bucket(self.comm, tensor, index)
+            self._buckets[key] = Bucket(self.comm, tensor, index, self.advised)
         return self._buckets[key]
 
     def _note(self, job: Job) -> None:
@@ -217,7 +226,7 @@ class DDPHookState:
     def __setstate__(self, settings: Mapping[str, Any]) -> None:
         vars(self).update(settings)
         self._comm, self._buckets, self._jobs, self._in_tasks = None, {}, [], set()
-        self._first = self._last = 0.0
+        self._first, self._last, self.advised = 0.0, 0.0, None
 
 
 def allreduce_hook(
@@ -238,7 +247,8 @@ def allreduce_hook(
 def register(ddp_model: nn.Module, **keywords: Any) -> DDPHookState:
     """Let treering average the gradients of `ddp_model`. `keywords` are DDPHookState's, as is what this returns.
 
-    Collective over the model's ranks. TypeError for other models and for modules that make sparse gradients,
+    Collective over the model's ranks. Rank 0 says where the tuning table knows a `bucket_cap_mb` with which this model's
+    steps were faster (`treering tune --ddp`). TypeError for other models and for modules that make sparse gradients,
     UnsupportedError for parameters that are not on the CPU, RuntimeError where the model has a hook already,
     ValueError where the communicator has other ranks than the model's process group.
     """
@@ -267,6 +277,7 @@ def register(ddp_model: nn.Module, **keywords: Any) -> DDPHookState:
             "exactly the model's ranks (collectives.Communicator().split(...) makes one); where torchrun started the "
             "processes MPI knows but one rank each, so start them with mpiexec"
         )
+    state.advised = advised(state.comm, ddp_model)
     ddp_model.register_comm_hook(state, allreduce_hook)
     return state
 

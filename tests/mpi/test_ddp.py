@@ -25,15 +25,32 @@ CASES = (
     "100 MB bucket",
     "several dtypes",
     "complex",
+    "helper thread",
+    "helper thread, bucket views, accumulation",
+    "helper thread, static graph",
+    "closed while busy",
+    "overlap tried out",
     "uneven inputs",
     "two models",
     "the user's calls",
-    "compression wrapper",
+    "sub-groups",
+    "float16 wrapper",
+    "bfloat16 wrapper",
+    "infinite gradient",
+    "compiled",
     "real training",
     "report",
     "table",
 )
-TRAINED_BY = ("plain", "unused parameters", "several dtypes", "1 KB buckets", "real training", "uneven inputs")
+TRAINED_BY = (
+    "plain",
+    "unused parameters",
+    "several dtypes",
+    "1 KB buckets",
+    "helper thread",
+    "uneven inputs",
+    "real training",
+)
 
 
 def lines(output: str) -> dict[str, dict]:
