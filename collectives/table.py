@@ -19,7 +19,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from collectives.advice import BucketAdvice, Name, Value
+from collectives.advice import BucketAdvice, Name
+from collectives.advice import Value as Value
 from collectives.errors import TableError
 
 SCHEMA = 1
@@ -173,8 +174,8 @@ class Table(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True)
         head = {name: getattr(self, name) for name in ("schema", "treering", "created", "topology", "links", "samples")}
         lines = [f" {_text(name)}: {_text(value)}" for name, value in head.items()]
         lines.append(' "rules": [\n' + ",\n".join(f"  {_text(rule)}" for rule in self.rules) + "\n ]")
-        if self.ddp:
-            lines.append(' "ddp": [\n' + ",\n".join(f"  {_text(each)}" for each in self.ddp) + "\n ]")
+        advice = ",\n".join(f"  {_text(each)}" for each in self.ddp)
+        lines.append(f' "ddp": [\n{advice}\n ]' if advice else ' "ddp": []')
         _write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n")
         self.__dict__["path"] = str(path)
 

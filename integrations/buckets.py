@@ -44,7 +44,10 @@ class Bucket:
     def __init__(
         self, comm: "collectives.Communicator", tensor: torch.Tensor, index: int, advised: Measured | None = None
     ):
-        """`advised`: whose algorithm is to average it. TypeError for a sparse tensor, UnsupportedError for a device other than the CPU."""
+        """TypeError for a sparse tensor, UnsupportedError for a device other than the CPU.
+
+        advised: whose algorithm is to average it.
+        """
         check(tensor)
         self.index, self.bytes, self.dtype = index, tensor.nbytes, str(tensor.dtype).removeprefix("torch.")
         self.how: dict[str, Any] = {}  # keywords of the call

@@ -247,10 +247,12 @@ def allreduce_hook(
 def register(ddp_model: nn.Module, **keywords: Any) -> DDPHookState:
     """Let treering average the gradients of `ddp_model`. `keywords` are DDPHookState's, as is what this returns.
 
-    Collective over the model's ranks. Rank 0 says where the tuning table knows a `bucket_cap_mb` with which this model's
-    steps were faster (`treering tune --ddp`). TypeError for other models and for modules that make sparse gradients,
-    UnsupportedError for parameters that are not on the CPU, RuntimeError where the model has a hook already,
-    ValueError where the communicator has other ranks than the model's process group.
+    Collective over the model's ranks. Rank 0 says where the tuning table knows a `bucket_cap_mb` with which this
+    model's steps were faster (`treering tune --ddp`).
+
+    TypeError for other models and for modules that make sparse gradients, UnsupportedError for parameters that are not
+    on the CPU, RuntimeError where the model has a hook already, ValueError where the communicator has other ranks than
+    the model's process group.
     """
     if not isinstance(ddp_model, DistributedDataParallel):
         made = type(ddp_model).__name__

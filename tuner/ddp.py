@@ -2,7 +2,7 @@
 
 The factory takes no argument and returns (model, batch) or (model, loss). The model is a torch module, not wrapped in
 DDP. With a batch, its arguments (a tuple or a list of them; a dict of keywords; or the only one), the loss is the mean
-square of what the model returns; a function `loss(model)` does a forward pass of the wrapped model and returns the loss.
+square of what the model returns; a function `loss(model)` runs the wrapped model forward and returns the loss.
 
 Each way to train is a copy of the model under DDP with treering's hook. A step is forward and backward, timed from a
 barrier to its end on the slowest rank; ways take turns in random order, so that a machine which drifts slows all alike.
@@ -34,7 +34,7 @@ TIE = 0.02  # of a step: a gain of less is none
 DIGITS = 4
 
 Loss = Callable[[Any], Any]
-Factory = Callable[[], tuple[Any, Any]]
+Factory = Callable[[], Any]
 
 
 def factory_of(name: str) -> Factory:
@@ -59,7 +59,7 @@ def made_by(factory: Factory, name: str) -> tuple[Any, Loss]:
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
-    made = factory()
+    made: Any = factory()
     if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], nn.Module):
         raise UsageError(f"--ddp {name}: it must return (model, batch) or (model, loss), not a {type(made).__name__}")
     model, second = made
@@ -109,7 +109,7 @@ class Steps:
         import collectives
         from integrations.torch_ddp import register
 
-        options = {} if cap is None else {"bucket_cap_mb": cap}
+        options: dict[str, Any] = {} if cap is None else {"bucket_cap_mb": cap}
         ddp = DistributedDataParallel(copy.deepcopy(self.model), **options)
         if algorithm is None:
             state = register(ddp, comm=self.comm)

@@ -3,6 +3,8 @@
 Rank 0 prints one JSON line a case: {"case": ..., "wrong": [...]}. ddp_models.py says why every sum is exact.
 """
 
+import contextlib
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -16,9 +18,11 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 import collectives
+from collectives.advice import BucketAdvice, Measured
 from collectives.algorithms import names
 from collectives.table import Place, Rule, Table
 from integrations import overlap
+from integrations.bucket_advice import signature
 from integrations.torch_ddp import DDPHookState, allreduce_hook, register
 from integrations.torch_launch import init_process_group
 from tests.programs.ddp_models import (
@@ -262,11 +266,24 @@ def table() -> Iterator[str]:
     found = comm.topology
     place = Place(nodes=len(found.nodes), ranks_per_node=list(found.ranks_per_node), fingerprint=found.fingerprint)
     rule = Rule(collective="allreduce", min_bytes=0, max_bytes=None, algorithm="binomial_tree")
-    model = DistributedDataParallel(layers(2))
-    state = register(model, comm=comm, table=Table(topology=place, rules=[rule]))
-    backward(model, 0)
-    if WORLD.size > 1 and {row["algorithm"] for row in state.report()} != {"binomial_tree"}:
-        yield f"the table did not serve: {state.report()}"
+    ways = [way(None, 1.0), way(7.0, 0.5)]
+    advice = BucketAdvice(model="here", signature=signature(layers(2)), best=1, measured=ways)
+    for cap, serves, says in ((None, "binomial_tree", "50% faster"), (7.0, "ring", "")):
+        model, said = DistributedDataParallel(layers(2), bucket_cap_mb=cap), io.StringIO()
+        with contextlib.redirect_stderr(said):
+            state = register(model, comm=comm, table=Table(topology=place, rules=[rule], ddp=[advice]))
+        backward(model, 0)
+        if WORLD.size > 1 and {row["algorithm"] for row in state.report()} != {serves}:
+            yield f"the table did not serve: {state.report()}"
+        if WORLD.rank == 0 and (says not in said.getvalue() or bool(says) != ("bucket_cap_mb=7" in said.getvalue())):
+            yield f"registering said {said.getvalue()!r}"
+
+
+def way(cap: float | None, ratio: float) -> Measured:
+    """By ring, where the bucket size is given."""
+    fields = ("median_ms", "low_ms", "high_ms", "over_default", "over_default_low", "over_default_high")
+    about: dict[str, Any] = {"bucket_cap_mb": cap, "algorithm": "ring" if cap else None, "buckets": [576]}
+    return Measured(**about | dict.fromkeys(fields, ratio))
 
 
 VIEWS = {"gradient_as_bucket_view": True}

@@ -47,8 +47,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, default=Path(f"{STEM}.json"), metavar="FILE",
                         help="the table (default: %(default)s); raw samples go beside it")  # fmt: skip
     parser.add_argument("--ddp", metavar="MODULE:FACTORY",
-                        help="tune the DDP buckets of a PyTorch model by whole steps: FACTORY() returns (model, batch), or "
-                             "(model, loss) with a function loss(model); the advice goes into the table")  # fmt: skip
+                        help="tune DDP buckets by whole steps of a PyTorch model: FACTORY() returns (model, batch) "
+                             "or (model, loss), and what is best goes into the table")  # fmt: skip
     parser.add_argument("--allow-native", action="store_true",
                         help="let rules choose the MPI library's own collective (no promises of ours)")  # fmt: skip
     parser.add_argument("--deterministic", action="store_true", help="only algorithms that fold ranks in a fixed order")
@@ -102,7 +102,7 @@ def tune_ddp(args: argparse.Namespace, world: Any) -> int:
         fits = table is not None and table.topology.fingerprint == comm.topology.fingerprint
     init_process_group(comm=world)
     with collectives.Communicator(world, table=table if fits else None) as comm, progress(f"tuning {args.ddp}") as told:
-        advice = ddp.tune(args.ddp, world, comm, args.budget, told)
+        advice = ddp.tune(args.ddp, world, comm, args.budget, told if world.rank == 0 else lambda _, __: None)
         whole = table_of(comm.topology, collectives.__version__, None, [], table, advice)
     if world.rank == 0:
         whole.save(args.output)
