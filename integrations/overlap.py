@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal, Protocol
@@ -59,7 +59,13 @@ class Runner(Protocol):
 
 
 class Inline:
-    """The training thread does it."""
+    """The training thread does it. `sleeps`: while it waits, so that the kernel gives its core to a rank that computes.
+
+    (A rank that only yields looks busy: two of them can hold a core while two others share the next one.)
+    """
+
+    def __init__(self, sleeps: bool = False):
+        self.sleeps = sleeps
 
     def begin(self, job: Job) -> None:
         job.work = job.submit(job)
@@ -67,6 +73,8 @@ class Inline:
 
     def finish(self, job: Job) -> None:
         assert job.work is not None
+        while self.sleeps and not job.work.done():
+            time.sleep(LOOK_SECONDS)
         job.work.wait()
 
 
@@ -150,12 +158,13 @@ class Progress:
     """How a state's jobs are done, step by step."""
 
     def __init__(self, wanted: Overlap, comm: "collectives.Communicator"):
-        """Collective where `wanted` is "auto". UnsupportedError for "thread" where MPI allows one thread only."""
+        """Collective. UnsupportedError for "thread" where MPI allows one thread only."""
         if wanted == "thread" and not allowed():
             raise UnsupportedError('overlap="thread" needs MPI with MPI_THREAD_MULTIPLE; overlap="inline" does not')
-        self.trial = Trial() if wanted == "auto" and comm.size > 1 and spare_cores(comm) and allowed() else None
+        spare = spare_cores(comm) if comm.size > 1 else 0
+        self.trial = Trial() if wanted == "auto" and spare > 0 and allowed() else None
         self._fixed: Mode = "thread" if wanted == "thread" else "inline"
-        self._inline, self._helper = Inline(), None  # type: Inline, Helper | None
+        self._inline, self._helper = Inline(sleeps=spare < 0), None  # type: Inline, Helper | None
 
     @property
     def mode(self) -> Mode:
@@ -191,21 +200,25 @@ def allowed() -> bool:
 
 
 # ---------------------------------------------------------------- cores
-def spare_cores(comm: "collectives.Communicator") -> bool:
-    """Whether on every node each rank has a core beside those that its torch threads compute on. Collective."""
+def spare_cores(comm: "collectives.Communicator") -> int:
+    """What the node with the fewest cores for its ranks has, as `spare`. Collective."""
     cores = sum(1 << core for core in os.sched_getaffinity(0) if core < 8 * MASK_BYTES)
     said = cores.to_bytes(MASK_BYTES, "little") + torch.get_num_threads().to_bytes(8, "little")
     mine = torch.frombuffer(bytearray(said), dtype=torch.uint8)
     everyone = torch.empty(len(said) * comm.size, dtype=torch.uint8)
     comm.allgather(mine, out=everyone)
     told = [bytes(part.tolist()) for part in everyone.split(len(said))]
-    return all(spare(told[rank] for rank in node) for node in comm.topology.nodes)
+    return min(spare([told[rank] for rank in node]) for node in comm.topology.nodes)
 
 
-def spare(node: Iterable[bytes]) -> bool:
-    """The same of one node, from what its ranks said: the set of cores that each may use, and its torch threads."""
-    cores, busy = 0, 0
+def spare(node: Sequence[bytes]) -> int:
+    """1: each rank of a node has a core beside those that its torch threads compute on. -1: not even these have. 0: else.
+
+    `node`: what each of its ranks said, the set of cores that it may use, and its torch threads.
+    """
+    cores, threads = 0, 0
     for said in node:
         cores |= int.from_bytes(said[:MASK_BYTES], "little")
-        busy += int.from_bytes(said[MASK_BYTES:], "little") + 1
-    return cores.bit_count() >= busy
+        threads += int.from_bytes(said[MASK_BYTES:], "little")
+    free = cores.bit_count() - threads
+    return 1 if free >= len(node) else -1 if free < 0 else 0

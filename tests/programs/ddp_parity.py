@@ -123,7 +123,7 @@ def tried_out() -> Iterator[str]:
     """overlap="auto" as where cores are free: steps inline and with the helper, in turn, and then the faster way."""
     steps = overlap.SETTLING_STEPS + 2 * overlap.TRIAL_STEPS
     model = DistributedDataParallel(layers(3), bucket_cap_mb=0.0005)
-    with mock.patch.object(overlap, "spare_cores", return_value=True):
+    with mock.patch.object(overlap, "spare_cores", return_value=1):
         state = register(model)
     seen = []
     for step in range(steps + 1):
