@@ -212,7 +212,7 @@ def spare_cores(comm: "collectives.Communicator") -> int:
 
 
 def spare(node: Sequence[bytes]) -> int:
-    """1: each rank of a node has a core beside those that its torch threads compute on. -1: not even these have. 0: else.
+    """1: each rank of a node has a core beside those that its torch threads compute on. -1: these lack cores. Else 0.
 
     `node`: what each of its ranks said, the set of cores that it may use, and its torch threads.
     """
