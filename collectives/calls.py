@@ -62,6 +62,7 @@ class Calls:
         if not names(collective):
             find(collective, "")
         nbytes, fixed = count * ITEMSIZE[dtype], options.order == "fixed"
+        native = native and self.plans.channel.comm.mpi is not None
         chosen = self.settings.choose(
             self.plans.topology, collective, nbytes, dtype, op, options.algorithm, options.params, fixed, native
         )

@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from collectives import diagnosis
-from collectives.errors import CollectiveError, CommunicatorBroken, PeerLost
+from collectives.errors import CollectiveError, CommunicatorBroken, PeerLost, UnsupportedError
 from collectives.launch import Group
 from collectives.native import layout as st
 from collectives.native.endpoint import Endpoint
@@ -31,6 +31,11 @@ class Channel:
         self.endpoint = Endpoint(group.comm, group.node)
         self.regions = Regions(group)
         self.topology = discover(group.comm, group.node, self.endpoint.lanes > 0)
+        if group.comm.mpi is None and "mpi" in self.topology.links:
+            raise UnsupportedError(
+                f"these {group.comm.size} ranks would need MPI for some of their messages, and met without it: leave "
+                "TREERING_LINKS and TREERING_RANKS_PER_NODE unset and have at most 64 ranks, or start with mpiexec"
+            )
         self.ranks_of_node = self.topology.nodes[self.topology.node_of(group.comm.rank)]
         leaders = tuple(node[0] for node in self.topology.nodes)
         self.pending: deque[Work] = deque()

@@ -12,14 +12,16 @@ from collectives.calls import Calls, Options, Prepared
 from collectives.channel import Channel
 from collectives.dtypes import DTYPES, ITEMSIZE, check
 from collectives.engine import ENGINE, Work
-from collectives.errors import CollectiveError, UnsupportedError
+from collectives.errors import UnsupportedError
 from collectives.extents import chunk_offsets
-from collectives.launch import connect
+from collectives.launch import connect, form
 from collectives.native.library import library
 from collectives.native.program import Program
+from collectives.peers import Peers
 from collectives.plans import Plans
 from collectives.selection import NATIVE, Choice, Table
-from collectives.settings import Settings, agree, seconds
+from collectives.settings import TIMEOUT_SECONDS, Settings, agree, seconds
+from collectives.store_peers import join
 from collectives.topology import Topology
 
 
@@ -81,20 +83,44 @@ class Communicator:
         timeout: float | None = None,
         algorithm: str | None = None,
     ):
-        settings: Settings | Exception
-        try:
-            settings = Settings.read(table, timeout, algorithm)
-        except (ValueError, TypeError, CollectiveError) as error:  # raised when the others know
-            settings = error
-        self._open(mpi_comm, settings)
+        settings = Settings.attempt(table, timeout, algorithm)
+        self._open(connect(mpi_comm, ENGINE.turn), settings)
         self._settings.announce(self)
 
-    def _open(self, mpi_comm: Any, settings: Settings | Exception) -> None:
-        self._group = connect(mpi_comm, ENGINE.meet)
-        self.rank: int = self._group.comm.rank
-        self.size: int = self._group.comm.size
-        self._settings = settings = agree(self._group.comm, settings)
+    @classmethod
+    def from_store(
+        cls,
+        store: Any,
+        rank: int,
+        size: int,
+        *,
+        table: str | os.PathLike[str] | Table | None = None,
+        timeout: float | None = None,
+        algorithm: str | None = None,
+        prefix: str = "treering",
+    ) -> "Communicator":
+        """A communicator of ranks of one node that find each other in a store; MPI need not even be installed.
+
+        store: a torch.distributed.Store (TCPStore, FileStore, ...), or anything with its `set`, `get` and `check`.
+        rank: of this process, 0 to size - 1. prefix: what keys in the store begin with; different groups in one store
+        need prefixes of their own. Other arguments as for any communicator; `timeout` is also how long ranks wait for
+        each other here.
+
+        Collective. LaunchError where ranks are missing or a rank is taken twice, MismatchError where ranks disagree on
+        size or settings, UnsupportedError where they cannot share memory.
+        """
+        settings = Settings.attempt(table, timeout, algorithm)
+        patience = settings.timeout if isinstance(settings, Settings) else TIMEOUT_SECONDS
+        made = cls.__new__(cls)
+        made._open(join(store, rank, size, prefix, patience, ENGINE.turn), settings)
+        made._settings.announce(made)
+        return made
+
+    def _open(self, peers: Peers, settings: Settings | Exception) -> None:
+        self.rank, self.size = peers.rank, peers.size
+        self._settings = settings = agree(peers, settings)
         library()
+        self._group = form(peers)
         self._channel = Channel(self._group)
         self.topology: Topology = self._channel.topology
         self._plans = Plans(self._channel, settings.timeout)
@@ -250,7 +276,7 @@ class Communicator:
         correspond, all of them go the ordinary way. TypeError, MismatchError; UnsupportedError where there is no room.
         """
         self._check_open()
-        ENGINE.meet(self._group.comm)
+        self._group.comm.meet()
         return self._regions.empty(shape, dtype)
 
     def register(self, x: Any) -> Any:
@@ -259,7 +285,7 @@ class Communicator:
         Only storages that nobody resizes may be registered. They are kept until `release(x)`, which is local, or close.
         """
         self._check_open()
-        ENGINE.meet(self._group.comm)
+        self._group.comm.meet()
         return self._regions.register(x)
 
     def release(self, x: Any) -> None:
@@ -313,6 +339,9 @@ class Communicator:
     def _native(self, x: Any, out: Any, op: str, blocking: bool) -> Any:
         from collectives.mpi_native import allreduce
 
+        mpi = self._group.comm.mpi
+        if mpi is None:
+            raise UnsupportedError("native=True asks for an MPI library, and these ranks met without one: leave it out")
         if not blocking:
             raise UnsupportedError("native=True blocks; treering's own algorithms serve blocking=False")
         source, target, result = self._calls.pair(x, out, op)
@@ -320,16 +349,11 @@ class Communicator:
             ENGINE.wait(self._channel.pending[-1])
         self._check_open()
         began = time.monotonic_ns()
-        allreduce(self._group.comm, source, target, op)
+        allreduce(mpi, source, target, op)
         if ENGINE.timeline is not None:
-            arguments = {
-                "bytes": target.n_bytes,
-                "dtype": target.dtype,
-                "op": op,
-                "algorithm": NATIVE,
-                "waited_us": None,
-            }
-            ENGINE.timeline.span(self._channel, f"allreduce {NATIVE}", began, time.monotonic_ns(), arguments)
+            about = {"bytes": target.n_bytes, "dtype": target.dtype, "op": op, "algorithm": NATIVE, "waited_us": None}
+            with ENGINE.lock:
+                ENGINE.timeline.span(self._channel, f"allreduce {NATIVE}", began, time.monotonic_ns(), about)
         target.restore()
         return result
 
@@ -338,18 +362,21 @@ class Communicator:
             raise self._channel.broken_now()
 
     # ------------------------------------------------------------ life
-    def split(self, color: int | None, key: int = 0) -> "Communicator | None":
-        """A communicator of the ranks with my color, ordered by key and rank; None for color None. Collective."""
-        from mpi4py import MPI
+    def split(
+        self, color: int | None, key: int = 0, *, table: str | os.PathLike[str] | Table | None = None
+    ) -> "Communicator | None":
+        """A communicator of the ranks with my color, ordered by key and rank; None for color None. Collective.
 
+        table: a tuning table of its own (default: this communicator's).
+        """
         self._check_open()
-        ENGINE.meet(self._group.comm)
-        part = self._group.comm.Split(MPI.UNDEFINED if color is None else color, key)
-        if part == MPI.COMM_NULL:
+        settings = self._settings if table is None else self._settings.with_table(table)
+        self._group.comm.meet()
+        part = self._group.comm.split(color, key)
+        if part is None:
             return None
         made = Communicator.__new__(Communicator)
-        made._open(part, self._settings)
-        part.Free()
+        made._open(part, settings)
         return made
 
     def abort(self, why: str) -> None:

@@ -6,7 +6,6 @@ interpreter's lock; in between, Python sees interrupts, deadlines, and processes
 """
 
 import ctypes
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -165,16 +164,6 @@ class Engine:
         except BaseException:
             self.give_up(work.channel, st.INTERRUPTED)
             raise
-
-    def meet(self, comm: Any) -> None:
-        """Wait until all ranks of an mpi4py communicator have come here, while calls under way go on.
-
-        Before any collective of the MPI library: that would let nothing move until it returns. Collective.
-        """
-        request = comm.Ibarrier()
-        while not request.Test():
-            self.turn()
-            os.sched_yield()
 
     def give_up(self, channel: Channel, code: int) -> None:
         """After an interrupt: nothing that the channel has begun can be finished."""

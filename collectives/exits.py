@@ -4,8 +4,9 @@ import atexit
 import os
 import sys
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from collectives.peers import Peers
 from collectives.says import say
 
 if TYPE_CHECKING:
@@ -33,13 +34,11 @@ def _register(pid: int) -> None:
 
 def leave(pid: int) -> None:
     """At exit: end the job if a communicator is broken, or if an exception nobody caught ends this process."""
-    from mpi4py import MPI
-
     from collectives.native import layout as st
 
-    if os.getpid() != pid or MPI.Is_finalized():
+    if os.getpid() != pid:
         return
-    several = [channel for channel in _channels if channel.comm.size > 1]
+    several = [channel for channel in _channels if channel.comm.size > 1 and not channel.comm.over]
     broken = [channel for channel in several if channel.broken is not None]
     uncaught = getattr(sys, "last_value", None)
     if broken:
@@ -53,9 +52,9 @@ def leave(pid: int) -> None:
         channel.tell(st.LEFT)
 
 
-def abort(comm: Any, why: str) -> None:
+def abort(comm: Peers, why: str) -> None:
     """End the job at once, not zero."""
     say(why)
     sys.stdout.flush()
-    comm.Abort(1)
+    comm.end_job()
     os._exit(1)

@@ -1,4 +1,4 @@
-"""From started processes to a group of ranks: MPI is initialised here, and not before a communicator is made."""
+"""From started processes to a group of ranks. MPI is initialised here, and not before a communicator needs it."""
 
 import os
 from collections.abc import Callable
@@ -7,6 +7,10 @@ from functools import cached_property
 from typing import Any
 
 from collectives.errors import LaunchError
+from collectives.mpi_peers import MpiPeers
+from collectives.peers import Peers
+
+STORE = "or make it of a store, as Communicator.from_store and treering's DDP hook do for the ranks of one node"
 
 # How launchers tell a process how many there are, and what to call them.
 LAUNCHERS = (
@@ -21,57 +25,60 @@ LAUNCHERS = (
 
 @dataclass
 class Group:
-    """Our own duplicates of a communicator: of all ranks, of the node's, and one for what hosts tell each other."""
+    """All ranks, the node's, and an mpi4py communicator for what hosts tell each other, where there is MPI."""
 
-    comm: Any
-    node: Any
+    comm: Peers
+    node: Peers
     control: Any
 
     @cached_property
     def leader(self) -> bool:
-        return bool(self.node.rank == 0)
+        return self.node.rank == 0
 
     def free(self) -> None:
-        for comm in (self.control, self.node, self.comm):
-            comm.Free()
+        if self.control is not None:
+            self.control.Free()
+        self.node.free()
+        self.comm.free()
 
 
-def connect(mpi_comm: Any = None, meet: Callable[[Any], None] = lambda _: None) -> Group:
-    """Duplicates of mpi_comm, or of COMM_WORLD. Collective. LaunchError where ranks were not started as one job.
+def form(comm: Peers) -> Group:
+    """The group of these ranks, which are its own from here on. Collective."""
+    return Group(comm, split_by_node(comm), comm.mpi.Dup() if comm.mpi is not None else None)
 
-    meet: called with the communicator before ranks wait for each other in the MPI library.
+
+def connect(mpi_comm: Any = None, turn: Callable[[], None] = lambda: None) -> MpiPeers:
+    """The ranks of mpi_comm, or of COMM_WORLD. Collective. LaunchError where ranks were not started as one job.
+
+    turn: lets calls under way go on while ranks wait for each other.
     """
     try:
         from mpi4py import MPI
     except ImportError as error:
         mend = "pip install 'treering[mpich]', or mpi4py built for the cluster's own MPI"
-        raise LaunchError(f"mpi4py is not installed: {mend} ({error})") from error
+        raise LaunchError(f"mpi4py is not installed: {mend}; {STORE} ({error})") from error
     except RuntimeError as error:
         mend = "install an MPI library (pip install mpich), or load the cluster's module before starting Python"
-        raise LaunchError(f"mpi4py finds no MPI library: {mend} ({error})") from error
+        raise LaunchError(f"mpi4py finds no MPI library: {mend}; {STORE} ({error})") from error
     if mpi_comm is None:
         mpi_comm = MPI.COMM_WORLD
         refuse_lone_worlds(mpi_comm.size, MPI.Get_library_version().split(",")[0].split("\n")[0])
     if not isinstance(mpi_comm, MPI.Intracomm):
         raise TypeError(f"mpi_comm is a {type(mpi_comm).__name__}; pass an mpi4py intracommunicator")
-    meet(mpi_comm)
-    comm = mpi_comm.Dup()
-    comm.Set_errhandler(MPI.ERRORS_RETURN)
-    return Group(comm, split_by_node(comm), comm.Dup())
+    return MpiPeers.duplicate(mpi_comm, turn)
 
 
-def split_by_node(comm: Any) -> Any:
+def split_by_node(comm: Peers) -> Peers:
     """The ranks that share memory with this one. TREERING_RANKS_PER_NODE=n parts a host into nodes of n ranks each."""
-    from mpi4py import MPI
-
-    host = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    host = comm.host()
     given = os.environ.get("TREERING_RANKS_PER_NODE")
     if not given:
         return host
     if not given.isdigit() or int(given) < 1:
         raise ValueError(f"TREERING_RANKS_PER_NODE is {given!r}; it is a number of ranks, 1 or more")
-    node = host.Split(host.rank // int(given), host.rank)
-    host.Free()
+    node = host.split(host.rank // int(given), host.rank)
+    assert node is not None
+    host.free()
     return node
 
 
@@ -84,7 +91,7 @@ def refuse_lone_worlds(size: int, library: str) -> None:
         if started.isdigit() and int(started) > 1:
             mend = "start them with the mpiexec that belongs to this environment's MPI (treering doctor shows which)"
             if launcher == "torchrun":
-                mend = "start them with mpiexec, or treering's commands with -n"
+                mend = f"start them with mpiexec, or treering's commands with -n; {STORE}"
             raise LaunchError(
                 f"{launcher} started {started} processes, but each is a world of one: mpi4py here uses {library}, "
                 f"which does not know that launcher; {mend}"

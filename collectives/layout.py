@@ -20,7 +20,7 @@ All offsets and lengths are bytes. Rows do not grow with segments.
 
 SEND, RECV, FOLD, FUSED = range(1, 5)  # kinds of rows
 MPI, SHARED_MEMORY = 1, 2  # links
-ONE_SHOT, TWO_SHOT, SINGLE_COPY, ONE_PASS = range(4)  # FUNCTION of a FUSED row: a kernel that does all of it
+ONE_SHOT, STAGED, SINGLE_COPY, ONE_PASS = range(4)  # FUNCTION of a FUSED row: a kernel that does all of it
 PLAIN, STREAMED, WHOLE = range(3)  # where a RECV lands: its place; two pieces of staging; all of it in landing memory
 
 # Buffers that places name. DATA and OUTPUT are the caller's, INPUT is never written.
@@ -45,6 +45,8 @@ ROUND_WORDS = 4
  TAIL_OFFSET, TAIL_LENGTH, SLOT_STRIDE, LANDING, STAGE, PREVIOUS, PACE, FIFO,
  FIRST_TERM, TERM_COUNT, AFTER, END_AFTER, STREAM, STEP, FUNCTION, KERNEL_PIECE) = range(24)  # fmt: skip
 ROW_WORDS = 24
+GIVES, OWNER, TAKER, UNIT = PREVIOUS, PACE, AFTER, END_AFTER  # of a FUSED row, what STAGED does: see native/staged.py
+EVERYONE, NOBODY = -1, -2  # as OWNER or TAKER; otherwise one rank
 
 (TERM_ROW, TERM_BUFFER, TERM_OFFSET, TERM_STRIDE, TERM_TAIL_OFFSET, TERM_SLOT_STRIDE) = range(6)
 TERM_WORDS = 8

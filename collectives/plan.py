@@ -72,18 +72,28 @@ def lower(schedule: Schedule, target: Target, before: Sections | None = None) ->
     return _Lowering(schedule, target, before or Sections()).table()
 
 
-def kernel_phase(kernel: int, n_bytes: int, ranks: int, piece_bytes: int, before: Sections | None = None) -> Sections:
+@dataclass(frozen=True)
+class Kernel:
+    """A node kernel and what it does (native/staged.py). `owner` and `taker` are ranks, EVERYONE or NOBODY."""
+
+    function: int
+    gives: bool = False
+    owner: int = at.EVERYONE
+    taker: int = at.EVERYONE
+    unit: int = at.LINE  # bytes that a chunk is a whole number of
+
+
+def kernel_phase(
+    kernel: Kernel, n_bytes: int, ranks: int, piece_bytes: int, before: Sections | None = None
+) -> Sections:
     """A phase of one row, whose node kernel does the whole collective on a node of so many ranks; none for no bytes."""
     found = before or Sections()
     if n_bytes:
         row = [0] * at.ROW_WORDS
-        row[at.KIND], row[at.LENGTH], row[at.FULL], row[at.FUNCTION] = at.FUSED, n_bytes, 1, kernel
-        row[at.KERNEL_PIECE], row[at.FIRST_TERM], row[at.TERM_COUNT], row[at.PEER] = (
-            piece_bytes,
-            len(found.terms),
-            ranks,
-            -1,
-        )
+        row[at.KIND], row[at.LENGTH], row[at.FULL], row[at.FUNCTION] = at.FUSED, n_bytes, 1, kernel.function
+        row[at.KERNEL_PIECE], row[at.FIRST_TERM], row[at.TERM_COUNT] = piece_bytes, len(found.terms), ranks
+        row[at.GIVES], row[at.OWNER], row[at.TAKER] = kernel.gives, kernel.owner, kernel.taker
+        row[at.UNIT], row[at.PEER] = kernel.unit, -1
         found.phases.append([len(found.lanes), len(found.lanes) + 1])
         found.lanes.append([1, 1, 1, len(found.rounds), found.instances, 0, 0, 0])
         found.rounds.append([len(found.rows), 1, 0, 0])

@@ -19,7 +19,7 @@ from collectives.extents import Bound, chunk_offsets
 from collectives.native import layout as st
 from collectives.native.library import kernel, library
 from collectives.native.program import Program
-from collectives.plan import Sections, Table, Target, kernel_phase, kernel_table, lower
+from collectives.plan import Kernel, Sections, Table, Target, kernel_phase, kernel_table, lower
 from collectives.properties import output_may_be_input, smallest_part
 from collectives.schedule import DATA, INPUT, OUTPUT, WHOLE, Schedule, Span
 from collectives.symmetric import Region
@@ -30,7 +30,7 @@ PROVED_RANKS = 8  # up to which every schedule is proved on the actual group at 
 PROVED_RANKS_OF_STRANGERS = 64  # the same, for algorithms that other distributions have registered
 WEIGHED_RANKS = 32  # up to which a mean's weights are found without a collective run
 FIFO_PIECE, MPI_PIECE = 1 << 15, 1 << 17  # bytes that travel at once; all ranks must cut alike
-KERNELS = {"one_shot": at.ONE_SHOT, "two_shot": at.TWO_SHOT, "single_copy": at.SINGLE_COPY}
+ONE_PASS = Kernel(at.ONE_PASS)
 CHUNKED = ("reduce_scatter", "allgather")  # collectives whose chunks a caller can see
 
 
@@ -124,16 +124,16 @@ class Plans:
         """Phases of node kernels that serve the call, and whether the last of them does all of it by itself."""
         params, endpoint, ranks = dict(call.params), self.channel.endpoint, self.topology.ranks
         found, n_bytes = Sections(), call.count * itemsize
-        if call.collective != "allreduce" or not endpoint.kernels or ranks == 1 or len(self.topology.nodes) > 1:
+        if not endpoint.kernels or ranks == 1 or len(self.topology.nodes) > 1:
             return found, False
         if region is not None:
-            kernel_phase(at.ONE_PASS, n_bytes, ranks, at.LINE, found)
-        kernel = KERNELS.get(call.algorithm)
-        if kernel is None or params["segment_bytes"] or (kernel == at.ONE_SHOT and n_bytes > st.HALF_BYTES):
+            kernel_phase(ONE_PASS, n_bytes, ranks, at.LINE, found)
+        kernel = kernel_of(call, itemsize, endpoint.reads_peers)
+        if kernel is None or params.get("segment_bytes"):
             return found, False
-        if kernel == at.SINGLE_COPY and not endpoint.reads_peers:
-            kernel = at.TWO_SHOT
-        rows = ranks if kernel == at.SINGLE_COPY else st.RING * (ranks + 1)
+        if kernel.function == at.ONE_SHOT and n_bytes > st.HALF_BYTES:
+            return found, False
+        rows = ranks if kernel.function == at.SINGLE_COPY else st.RING * (ranks + 1)
         largest = st.HALF_BYTES // rows // at.LINE * at.LINE
         piece = params.get("kernel_bytes", at.LINE) // at.LINE * at.LINE
         return kernel_phase(kernel, n_bytes, ranks, max(at.LINE, min(piece, largest)), found), True
@@ -162,6 +162,8 @@ class Plans:
         before: Sections | None = None,
     ) -> Table:
         endpoint, node = self.channel.endpoint, self.channel.ranks_of_node
+        if self.channel.comm.mpi is None:
+            check_channels(call, schedule, endpoint.lanes, endpoint.slots)
         places = {rank: i for i, rank in enumerate(node)}
         return lower(
             schedule,
@@ -235,6 +237,41 @@ class Plans:
         program = self.program(self.call("allreduce", "int64", 1, "max", 0, "recursive_doubling", {}))
         ENGINE.call(self.channel, program, ctypes.addressof(box), ctypes.addressof(box), box)
         return box.value
+
+
+def kernel_of(call: Call, itemsize: int, reads_peers: bool) -> Kernel | None:
+    """The node kernel that does what the call's algorithm does, or None."""
+    copies = at.SINGLE_COPY if reads_peers else at.STAGED
+    match call.collective, call.algorithm:
+        case "allreduce", "one_shot":
+            return Kernel(at.ONE_SHOT)
+        case "allreduce", "two_shot":
+            return Kernel(at.STAGED, gives=True)
+        case "allreduce", "single_copy":
+            return Kernel(copies, gives=True)
+        case "reduce", "two_shot":
+            return Kernel(at.STAGED, gives=True, taker=call.root)
+        case "reduce", "direct":
+            return Kernel(at.STAGED, gives=True, owner=call.root, taker=at.NOBODY)
+        case "reduce_scatter", "direct":
+            return Kernel(at.STAGED, gives=True, taker=at.NOBODY, unit=itemsize)
+        case "allgather", "direct":
+            return Kernel(at.STAGED, unit=itemsize)
+        case "allgather", "single_copy":
+            return Kernel(copies, unit=itemsize)
+        case "broadcast", "direct":
+            return Kernel(at.STAGED, owner=call.root)
+    return None
+
+
+def check_channels(call: Call, schedule: Schedule, lanes: int, slots: int) -> None:
+    """UnsupportedError where the schedule needs more lanes or slots than have FIFOs, and there is no other link."""
+    there = [(number, lane.slots) for phase in schedule.phases for number, lane in phase.lanes.items()]
+    if any(number >= lanes or wanted > slots for number, wanted in there):
+        raise UnsupportedError(
+            f"{call.collective} {call.algorithm} needs {1 + max(there)[0]} lanes of {max(s for _, s in there)} slots, "
+            f"and ranks that met without MPI have {lanes} of {slots}: pass slots={slots} or fewer"
+        )
 
 
 def prove(

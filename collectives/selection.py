@@ -5,13 +5,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from collectives.errors import UnsupportedError
 from collectives.table import COLLECTIVES, Place, Rule, RunnerUp, Table, Value, load, parse
 
 __all__ = ["NATIVE", "Choice", "Table", "choose", "default", "difference", "load", "parse", "parse_overrides"]
 
 NATIVE = "native"  # the MPI library's own collective, as an algorithm's name
-FIXED_ORDER = {"allreduce": ("one_shot", "two_shot", "single_copy"), "reduce_scatter": ("direct",), "reduce": ()}
+FIXED_ORDER = {"allreduce": ("one_shot", "two_shot", "single_copy"), "reduce_scatter": ("direct",),
+               "reduce": ("direct", "two_shot")}  # fmt: skip
 # Algorithms that fold all ranks in order, once: the only ones that a deterministic choice may take.
 
 
@@ -62,8 +62,7 @@ def choose(
     """What serves a message of nbytes. A table counts only where its fingerprint is the topology's.
 
     allow_native: a rule may name the MPI library's own collective. deterministic: only algorithms that fold all ranks
-    in order. Where the rule may not be taken its runner-up is, and the default after that. UnsupportedError where
-    nothing deterministic exists.
+    in order. Where the rule may not be taken its runner-up is, and the default after that.
     """
     because = "no tuning table"
     if table is not None and table.topology.fingerprint == topology.fingerprint:
@@ -136,39 +135,42 @@ def default(
 ) -> Choice:
     """The rule of thumb: few messages where latency counts, few bytes and a pipeline where the network does."""
     nodes, ranks = len(topology.nodes), sum(len(node) for node in topology.nodes)
-    pipeline: dict[str, Value] = {"segment_bytes": 64 << 10} if nbytes > 1 << 20 else {}
-    small = nbytes <= 64 << 10
+    if nodes == 1:
+        return _thumb(because, *_on_a_node(collective, ranks, nbytes))
     if deterministic and collective in FIXED_ORDER:
-        if collective == "allreduce":
-            name = "one_shot" if nbytes <= 16 << 10 else "two_shot"
-        elif collective == "reduce_scatter":
-            name = "direct"
-        else:
-            raise UnsupportedError(
-                f"{collective} has no algorithm with a fixed order; allreduce has, with order='fixed'"
-            )
+        few = collective == "allreduce" and nbytes <= 16 << 10
+        name = "one_shot" if few else "two_shot" if collective == "allreduce" else "direct"
         return _thumb(because, name, {}, "it folds all ranks in order")
-    if collective == "allreduce":
-        return _thumb(because, *_allreduce(nodes, ranks, nbytes, pipeline))
-    if collective in ("reduce", "broadcast"):
-        return _thumb(because, "binomial_tree", pipeline, "the fewest rounds")
-    if collective == "reduce_scatter" and not small:
-        return _thumb(because, "ring", {}, "neighbours only, and the fewest bytes")
-    if collective == "allgather":
-        return _thumb(because, *(("bruck", {}, "the fewest rounds") if small else ("ring", {}, "neighbours only")))
-    return _thumb(because, "direct", {}, "one round")
+    return _thumb(because, *_between_nodes(collective, nodes, ranks, nbytes))
 
 
 def _thumb(because: str, name: str, params: dict[str, Value], why: str) -> Choice:
     return Choice(name, params, origin="default", reason=f"{because + '; ' if because else ''}by default {name}: {why}")
 
 
-def _allreduce(nodes: int, ranks: int, nbytes: int, pipeline: dict[str, Value]) -> tuple[str, dict[str, Value], str]:
-    if nodes == 1:
+def _on_a_node(collective: str, ranks: int, nbytes: int) -> tuple[str, dict[str, Value], str]:
+    """Node kernels, all of which fold all ranks in order."""
+    piece: dict[str, Value] = {"kernel_bytes": 64 << 10} if nbytes > 1 << 20 else {}
+    if collective == "allreduce":
         if nbytes <= (64 << 10) // ranks:
             return "one_shot", {}, "one round in shared memory, for a short message"
-        piece: dict[str, Value] = {"kernel_bytes": 64 << 10} if nbytes > 1 << 20 else {}
         return "two_shot", piece, "the fewest bytes through shared memory, and one kernel for all of them"
+    if collective == "allgather" and ranks == 2 and nbytes >= 1 << 20:
+        return "single_copy", {}, "one copy, straight from the other's memory"
+    if collective == "reduce" and ranks > 4 and nbytes > 64 << 10:
+        return "two_shot", piece, "all ranks share the work of folding"
+    return "direct", piece, "one round, and one kernel for all of it"
+
+
+def _between_nodes(collective: str, nodes: int, ranks: int, nbytes: int) -> tuple[str, dict[str, Value], str]:
+    pipeline: dict[str, Value] = {"segment_bytes": 64 << 10} if nbytes > 1 << 20 else {}
+    small = nbytes <= 64 << 10
+    if collective in ("reduce", "broadcast"):
+        return "binomial_tree", pipeline, "the fewest rounds"
+    if collective == "reduce_scatter":
+        return ("direct", {}, "one round") if small else ("ring", {}, "neighbours only, and the fewest bytes")
+    if collective == "allgather":
+        return ("bruck", {}, "the fewest rounds") if small else ("ring", {}, "neighbours only")
     if nbytes <= 16 << 10:
         return "recursive_doubling", {}, "the fewest rounds, for a message of at most 16 KiB"
     if nodes < ranks:

@@ -1,5 +1,6 @@
 """What a communicator goes by: arguments, then environment, then table; the same on all ranks or an error."""
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from collectives.algorithms import find
 from collectives.errors import CollectiveError, MismatchError, UnsupportedError
+from collectives.peers import Peers
 from collectives.says import say
 from collectives.selection import FIXED_ORDER, NATIVE, Choice, Table, choose, load, parse_overrides
 from collectives.table import Rule
@@ -27,6 +29,14 @@ class Settings:
     timeout: float
     overrides: Mapping[str, Override]
     overridden_by: str  # argument or environment
+
+    @classmethod
+    def attempt(cls, *given: Any) -> "Settings | Exception":
+        """What `read` gives or raises: ranks agree on it before anyone raises."""
+        try:
+            return cls.read(*given)
+        except (ValueError, TypeError, CollectiveError) as error:
+            return error
 
     @classmethod
     def read(
@@ -49,6 +59,11 @@ class Settings:
             table = table if isinstance(table, Table) else load(table)
             table.check(table.origin, refused)
         return cls(table, seconds(timeout, "timeout"), overrides, by)
+
+    def with_table(self, table: str | os.PathLike[str] | Table) -> "Settings | Exception":
+        """The same with another table, or why that cannot be."""
+        read = Settings.attempt(table, self.timeout, None)
+        return replace(self, table=read.table) if isinstance(read, Settings) else read
 
     @cached_property
     def allows_native(self) -> bool:
@@ -135,14 +150,14 @@ def seconds(value: object, name: str) -> float:
     return found
 
 
-def agree(comm: Any, settings: Settings | Exception) -> Settings:
+def agree(comm: Peers, settings: Settings | Exception) -> Settings:
     """The settings, once all ranks are seen to have the same. Collective.
 
     Raises MismatchError on all ranks where they differ; the exception itself where this rank could not read its own,
     and on all others a CollectiveError that says so.
     """
     mine = settings.described() if isinstance(settings, Settings) else str(settings)
-    everyone = comm.allgather(mine)
+    everyone = [json.loads(said) for said in comm.exchange(json.dumps(mine).encode())]
     if isinstance(settings, Exception):
         raise settings
     for rank, theirs in enumerate(everyone):

@@ -10,7 +10,6 @@ import mmap
 import os
 import sys
 import weakref
-from array import array
 from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from collectives.launch import Group
 from collectives.native import layout as st
 from collectives.native.storage import Memory
 from collectives.native.window import SharedWindow
+from collectives.peers import Peers
 
 PAGE = mmap.PAGESIZE
 
@@ -89,12 +89,6 @@ class Regions:
         self._reclaim()
         part = -(-n_bytes // PAGE) * PAGE
         window = SharedWindow.create(self.group.node, part * self.group.node.size)
-        if window is None:
-            total = part * self.group.node.size
-            raise UnsupportedError(
-                f"no room for {total} bytes of symmetric memory in /dev/shm on some rank's node; make it larger "
-                "(containers: --shm-size), or use ordinary memory"
-            )
         bases = [window.address + rank * part for rank in range(self.group.node.size)]
         region = self._add(bases, n_bytes, window)
         memory = (ctypes.c_char * n_bytes).from_address(region.address)
@@ -114,7 +108,7 @@ class Regions:
         storage = x.untyped_storage()
         self._agree("size of the storage to register", storage.nbytes())
         self._reclaim()
-        bases, mapped = map_storages(self.group.node, storage, x.data_ptr() - storage.data_ptr())
+        bases, mapped = map_storages(self.group.node, storage)
         if bases is None:
             raise UnsupportedError("a rank of the node cannot map another one's storage; use comm.empty instead")
         self._add(bases, storage.nbytes(), (mapped, storage))
@@ -139,24 +133,18 @@ class Regions:
 
     def _reclaim(self) -> None:
         """Unmap the regions that have ended on all ranks."""
-        from mpi4py import MPI
-
         numbers = sorted(self.regions)
         if not numbers:
             return
-        ended = array("b", [self.regions[number].ended for number in numbers])
-        self.group.node.Allreduce(MPI.IN_PLACE, [ended, MPI.SIGNED_CHAR], op=MPI.MIN)
-        for number in (number for number, done in zip(numbers, ended, strict=True) if done):
+        ended = self.group.node.words(*(self.regions[number].ended for number in numbers))
+        for number in (number for number, done in zip(numbers, zip(*ended, strict=True), strict=True) if all(done)):
             del self.regions[number]
         self._sort()
 
     def _agree(self, field_: str, value: int) -> None:
-        from mpi4py import MPI
-
-        mine, everyone = array("q", [value]), array("q", [0] * self.group.comm.size)
-        self.group.comm.Allgather([mine, MPI.INT64_T], [everyone, MPI.INT64_T])
+        everyone = [theirs for (theirs,) in self.group.comm.words(value)]
         if len(set(everyone)) > 1:
-            raise MismatchError(field_, range(len(everyone)), list(everyone))
+            raise MismatchError(field_, range(len(everyone)), everyone)
 
 
 def shaped(memory: Any, dtype: str, shape: tuple[int, ...], count: int) -> Any:
@@ -171,27 +159,20 @@ def shaped(memory: Any, dtype: str, shape: tuple[int, ...], count: int) -> Any:
     return memoryview(memory).cast("B")[: count * ITEMSIZE[dtype]].cast(code, shape)
 
 
-def map_storages(node: Any, storage: Any, offset: int) -> tuple[list[int] | None, list[Any]]:
+def map_storages(node: Peers, storage: Any) -> tuple[list[int] | None, list[Any]]:
     """Where each rank's storage lies here; None where some rank cannot map one. Collective over the node."""
-    from mpi4py import MPI
-
     fd = storage._share_fd_cpu_()[0]
     about = os.fstat(fd)
-    mine = array("q", [os.getpid(), fd, about.st_dev, about.st_ino, about.st_size, offset])
-    everyone = array("q", [0] * len(mine) * node.size)
-    node.Allgather([mine, MPI.INT64_T], [everyone, MPI.INT64_T])
+    everyone = node.words(os.getpid(), fd, about.st_dev, about.st_ino, about.st_size)
     bases, mapped = [], []
-    for rank in range(node.size):
-        pid, their_fd, device, inode, size, _ = everyone[len(mine) * rank : len(mine) * (rank + 1)]
+    for rank, (pid, their_fd, device, inode, size) in enumerate(everyone):
         memory = None if rank == node.rank else map_file(f"/proc/{pid}/fd/{their_fd}", device, inode, size)
         mapped.append(memory)
         if rank == node.rank:
             bases.append(storage.data_ptr())
         elif memory is not None:
             bases.append(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
-    right = array("i", [len(bases) == node.size])
-    node.Allreduce(MPI.IN_PLACE, [right, MPI.INT], op=MPI.MIN)
-    return (bases if right[0] else None), mapped
+    return (bases if node.agree(len(bases) == node.size) else None), mapped
 
 
 def map_file(path: str, device: int, inode: int, size: int) -> mmap.mmap | None:

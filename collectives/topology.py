@@ -1,10 +1,13 @@
-"""Which ranks share a node, and what links them: found with MPI's own notion of shared memory, not from host names."""
+"""Which ranks share a node, and what links them: found from who can share memory, not from host names."""
 
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+
+from collectives.peers import Peers
+
+NO_MPI = "no MPI"  # instead of a library's name
 
 
 @dataclass(frozen=True)
@@ -45,22 +48,15 @@ def group_by(leaders: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(r for r, x in enumerate(leaders) if x == leader) for leader in sorted(set(leaders)))
 
 
-def discover(comm: Any, node: Any, shares_memory: bool) -> Topology:
-    """The topology of an mpi4py communicator whose ranks on this node are `node`. Collective."""
-    from array import array
-
-    from mpi4py import MPI
-
-    leader, leaders = array("i", [comm.rank]), array("i", [0] * comm.size)
-    shares = array("i", [node.size > 1 and shares_memory, node.size == 1 or shares_memory])
-    node.Bcast([leader, MPI.INT], root=0)
-    comm.Allgather([leader, MPI.INT], [leaders, MPI.INT])
-    anywhere, everywhere = array("i", [0, 0]), array("i", [0, 0])
-    comm.Allreduce([shares, MPI.INT], [anywhere, MPI.INT], op=MPI.MAX)
-    comm.Allreduce([shares, MPI.INT], [everywhere, MPI.INT], op=MPI.MIN)
+def discover(comm: Peers, node: Peers, shares_memory: bool) -> Topology:
+    """The topology of `comm`, whose ranks on this node are `node`. Collective."""
+    leader = node.words(comm.rank)[0][0]
+    leaders, needless, sharing = zip(*comm.words(leader, node.size == 1, shares_memory), strict=True)
     nodes = group_by(leaders)
-    links = ("shared-memory",) * anywhere[0] + ("mpi",) * (len(nodes) > 1 or not everywhere[1])
-    return Topology(nodes, links, processor(), mpi_library())
+    anywhere = any(shares and not alone for alone, shares in zip(needless, sharing, strict=True))
+    everywhere = all(shares or alone for alone, shares in zip(needless, sharing, strict=True))
+    links = ("shared-memory",) * anywhere + ("mpi",) * (len(nodes) > 1 or not everywhere)
+    return Topology(nodes, links, processor(), NO_MPI if comm.mpi is None else mpi_library())
 
 
 def processor() -> str:

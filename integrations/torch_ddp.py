@@ -30,6 +30,7 @@ from collectives.errors import UnsupportedError
 from integrations.bucket_advice import advised
 from integrations.buckets import SPARSE, Bucket, BucketReport, as_numbers, device_refusal
 from integrations.overlap import Job, Mode, Overlap, Progress, Runner
+from integrations.torch_launch import by_mpi, communicator
 from integrations.zero_copy import SharedBuckets, Wanted
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ class DDPHookState:
 
     The communicator is the state's own, a duplicate of `comm` (a `collectives.Communicator` or an mpi4py communicator)
     or, without one, of all ranks: no call of the user's can come between two buckets. Making a state is therefore
-    collective: the ranks that train the model all make it, in the same order as other states.
+    collective: the ranks that train the model all make it, in the same order as other states. Where no MPI launcher
+    has started the ranks (torchrun, say), all ranks are those of PyTorch's default process group, on one node.
 
     A state pickles, with its settings and without communicator and figures; a restored one makes a communicator over
     all ranks when its first bucket comes, whatever their number is then.
@@ -276,8 +278,7 @@ def register(ddp_model: nn.Module, **keywords: Any) -> DDPHookState:
         state.close()
         raise ValueError(
             f"the model's process group has {group} ranks and the communicator {size}: pass comm=, a communicator of "
-            "exactly the model's ranks (collectives.Communicator().split(...) makes one); where torchrun started the "
-            "processes MPI knows but one rank each, so start them with mpiexec"
+            "exactly the model's ranks (a communicator's split(...) makes one)"
         )
     state.advised = advised(state.comm, ddp_model)
     ddp_model.register_comm_hook(state, allreduce_hook)
@@ -300,13 +301,11 @@ def _own(
     comm: "collectives.Communicator | MPI.Intracomm | None", table: "str | os.PathLike[str] | Table | None"
 ) -> "collectives.Communicator":
     """A communicator that nobody else uses, over the ranks of `comm`. Collective."""
-    if not isinstance(comm, collectives.Communicator):
-        return collectives.Communicator(comm, table=table)
-    part = cast("collectives.Communicator", comm.split(0, key=comm.rank))
-    if table is None:
-        return part
-    with part:
-        return collectives.Communicator(part._group.comm, table=table, timeout=part._settings.timeout)
+    if isinstance(comm, collectives.Communicator):
+        return cast("collectives.Communicator", comm.split(0, key=comm.rank, table=table))
+    if comm is None and dist.is_initialized() and not by_mpi(os.environ):
+        return communicator(table=table)
+    return collectives.Communicator(comm, table=table)
 
 
 def _range(doing: str, bucket: Bucket) -> AbstractContextManager[Any]:

@@ -1,7 +1,8 @@
-"""PyTorch process groups where an MPI launcher started the processes: nothing to export, no port to choose.
+"""PyTorch process groups under any launcher (nothing to export, no port to choose), and communicators of their ranks.
 
-    from integrations.torch_launch import init_process_group
+    from integrations.torch_launch import communicator, init_process_group
     init_process_group()          # under mpirun, mpiexec, srun, or torchrun
+    comm = communicator()         # of the same ranks; without MPI where no MPI launcher has started them
 
 Under an MPI launcher rank 0 opens a store on a free port of the narrowest address that all ranks reach (the loopback
 where they share a node) and broadcasts it over MPI. Under torchrun PyTorch's own environment variables are used.
@@ -13,10 +14,11 @@ import os
 import socket
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from collectives import Communicator
 from collectives.errors import LaunchError
 from collectives.launch import LAUNCHERS, refuse_lone_worlds
 from collectives.topology import mpi_library
@@ -26,7 +28,7 @@ from .addresses import interface_of, meeting_address, source_address
 if TYPE_CHECKING:
     from mpi4py import MPI  # importing it initialises MPI, which a DataLoader's worker that imports this must not do
 
-__all__ = ["init_process_group"]
+__all__ = ["communicator", "init_process_group"]
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -55,14 +57,30 @@ def init_process_group(
     atexit.register(_leave, os.getpid())
 
 
-def by_environment(environment: Mapping[str, str]) -> bool:
-    """Whether PyTorch's own variables, not MPI, say who is who: torchrun's (which an MPI launcher or srun may have
-    started once a host), or a scheduler's where no MPI launcher is at work."""
-    if "TORCHELASTIC_RUN_ID" in environment:
-        return True
+def communicator(**settings: Any) -> Communicator:
+    """A communicator of the ranks of PyTorch's default process group. Collective.
+
+    Over MPI where an MPI launcher has started them, else by way of the group's own store, which serves ranks of one
+    node: UnsupportedError says so on several. settings: table, timeout and algorithm, as Communicator takes them.
+    """
+    if by_mpi(os.environ):
+        return Communicator(**settings)
+    store = dist.distributed_c10d._get_default_store()
+    return Communicator.from_store(store, dist.get_rank(), dist.get_world_size(), **settings)
+
+
+def by_mpi(environment: Mapping[str, str]) -> bool:
+    """Whether an MPI launcher started this process, or srun; not torchrun, which these may have started once a host."""
     started = (environment.get(name, "") for name, launcher in LAUNCHERS if launcher != "torchrun")
-    by_mpi = any(number.isdecimal() and int(number) > 1 for number in started)
-    return all(name in environment for name in TORCHRUN) and not by_mpi
+    several = any(number.isdecimal() and int(number) > 1 for number in started)
+    return several and "TORCHELASTIC_RUN_ID" not in environment
+
+
+def by_environment(environment: Mapping[str, str]) -> bool:
+    """Whether PyTorch's own variables, not MPI, say who is who: torchrun's, or a scheduler's without MPI's launcher."""
+    return "TORCHELASTIC_RUN_ID" in environment or (
+        all(name in environment for name in TORCHRUN) and not by_mpi(environment)
+    )
 
 
 def _leave(pid: int) -> None:

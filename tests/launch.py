@@ -23,6 +23,7 @@ from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = ("mpich", "openmpi", "impi")
+STORE = "store"  # instead of a library's name: ranks that are started without one, and meet in a store
 SHARED_MEMORY = Path("/dev/shm")
 MARK = "TREERING_TEST_LAUNCH"
 STACKS = "TREERING_TEST_STACKS"
@@ -44,6 +45,8 @@ class Library:
     mpiexec: str
 
     def command(self, n: int, program: list[str]) -> list[str]:
+        if self.name == STORE:
+            return [self.python, "-m", "tests.programs.spawn", str(n), *program]
         flags = ["--oversubscribe"] if self.name == "openmpi" else []
         return [self.mpiexec, *flags, "-n", str(n), self.python, *program]
 
@@ -73,7 +76,9 @@ def own_library() -> Library | None:
 
 @functools.cache
 def find(name: str) -> Library | None:
-    """The library called `name`, or None where it is not installed."""
+    """The library called `name`, or None where it is not installed; for STORE none is needed."""
+    if name == STORE:
+        return Library(name, sys.executable, sys.executable)
     bin_folder = ROOT / "build" / "env" / name / "bin"
     if (bin_folder.parent / ".done").exists():
         return Library(name, str(bin_folder / "python"), str(bin_folder / "mpiexec"))
@@ -99,6 +104,16 @@ def run(
     if library is None:
         raise LookupError(f"no environment for {mpi}: run `make {mpi}`")
     return run_command(library.command(n, program), library.environment(env), timeout=timeout, cwd=cwd)
+
+
+def torchrun(
+    n: int, program: list[str], *, timeout: float = 120, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `python *program` as `n` ranks under torchrun, where there is no mpi4py; as `run` otherwise."""
+    without = {"TREERING_TEST_NO_MPI": "1", "OMP_NUM_THREADS": "1", **(env or {})}
+    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n)]
+    library = Library(STORE, sys.executable, sys.executable)
+    return run_command([library.python, *start, *program], library.environment(without), timeout=timeout)
 
 
 def run_command(

@@ -122,7 +122,7 @@ def shared_memory() -> Check:
         name.write_bytes(b"x")
         name.unlink()
     except OSError as error:
-        mend = "mount a tmpfs there that all may write; without it ranks of a node talk by MPI alone, slower"
+        mend = "mount a tmpfs there that all may write: MPI libraries and torch's shared tensors lie there"
         return Check("shared memory", False, f"{SHARED}: {error.strerror}", mend)
     total, free = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
     found = f"{SHARED}: {free >> 20} MiB free of {total >> 20} MiB"

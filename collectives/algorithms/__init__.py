@@ -56,12 +56,16 @@ for algorithm in (
     Algorithm("allreduce", "single_copy", direct.single_copy, COPIED + PIPELINE, chunks),
     Algorithm("allreduce", "hierarchical", hierarchical.allreduce, NODES + PIPELINE, whole, needs_nodes=True),
     Algorithm("reduce_scatter", "ring", ring.reduce_scatter, PIPELINE, chunks),
-    Algorithm("reduce_scatter", "direct", direct.reduce_scatter, PIPELINE, chunks),
+    Algorithm("reduce_scatter", "direct", direct.reduce_scatter, STAGED + PIPELINE, chunks),
     Algorithm("allgather", "ring", ring.allgather, PIPELINE, chunks),
     Algorithm("allgather", "bruck", bruck.allgather),
-    Algorithm("allgather", "direct", direct.allgather, PIPELINE, chunks),
+    Algorithm("allgather", "direct", direct.allgather, STAGED + PIPELINE, chunks),
+    Algorithm("allgather", "single_copy", direct.single_copy_allgather, COPIED + PIPELINE, chunks),
     Algorithm("reduce", "binomial_tree", tree.reduce, PIPELINE, whole),
+    Algorithm("reduce", "direct", direct.reduce, STAGED + PIPELINE, whole),
+    Algorithm("reduce", "two_shot", direct.reduce_two_shot, STAGED + PIPELINE, chunks),
     Algorithm("broadcast", "binomial_tree", tree.broadcast, PIPELINE, whole),
+    Algorithm("broadcast", "direct", direct.broadcast, STAGED + PIPELINE, whole),
     Algorithm("broadcast", "scatter_allgather", tree.scatter_allgather, PIPELINE, whole),
 ):
     register(algorithm)

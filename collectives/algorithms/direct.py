@@ -5,7 +5,20 @@ The schedule twins of the fused node kernels. Few rounds, many messages: for ran
 
 from collections.abc import Iterator
 
-from collectives.schedule import INPUT, OUTPUT, WHOLE, Group, Round, Span, copy, fold, recv, send, there_and_back
+from collectives.schedule import (
+    INPUT,
+    OUTPUT,
+    SCRATCH,
+    WHOLE,
+    Group,
+    Round,
+    Span,
+    copy,
+    fold,
+    recv,
+    send,
+    there_and_back,
+)
 
 
 def one_shot(g: Group, span: Span = WHOLE) -> Iterator[Round]:
@@ -41,6 +54,17 @@ def single_copy(g: Group, span: Span = WHOLE) -> Iterator[Round]:
     yield from there_and_back(scatter(g, span))
 
 
+def single_copy_allgather(g: Group, span: Span = WHOLE) -> Iterator[Round]:
+    """As direct, whose kernel on a node copies straight between processes.
+
+    Nothing is staged, so it serves long messages.
+    Cost: alpha + n (p-1)/p beta.
+    Serves: any number of ranks.
+    Paper: Chai, Hartono and Panda, Designing high performance and scalable MPI intra-node communication, 2006.
+    """
+    yield from allgather(g, span)
+
+
 def reduce_scatter(g: Group, span: Span = WHOLE) -> Iterator[Round]:
     """Everyone folds its own chunk in rank order.
 
@@ -51,6 +75,47 @@ def reduce_scatter(g: Group, span: Span = WHOLE) -> Iterator[Round]:
     """
     chunk = dict(zip(g.ranks, span.split(g.size), strict=True))
     yield [send(chunk[to], to, INPUT) for to in g.ranks if to != g.me] + fold(chunk[g.me], g.ranks, g.me, OUTPUT, INPUT)
+
+
+def reduce(g: Group, span: Span = WHOLE, root: int = 0) -> Iterator[Round]:
+    """Everyone sends everything to the root, which folds it in rank order.
+
+    One round, and the canonical tree; the root receives p - 1 times the data.
+    Cost: alpha + (p-1) n beta + (p-1) n gamma.
+    Serves: any number of ranks, any root; a fixed order.
+    Paper: Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, 2005 (linear).
+    """
+    yield fold(span, g.ranks, g.me, OUTPUT, INPUT) if g.me == g[root] else [send(span, g[root], INPUT)]
+
+
+def reduce_two_shot(g: Group, span: Span = WHOLE, root: int = 0) -> Iterator[Round]:
+    """Everyone folds one chunk in rank order, then hands it to the root.
+
+    Two rounds, and the canonical tree; the work of folding is shared.
+    Cost: 2 alpha + 2 n (p-1)/p beta + n (p-1)/p gamma.
+    Serves: any number of ranks, any root; a fixed order.
+    Paper: Rabenseifner, Optimization of collective reduction operations, 2004.
+    """
+    chunk = dict(zip(g.ranks, span.split(g.size), strict=True))
+    sends = [send(chunk[to], to, INPUT) for to in g.ranks if to != g.me]
+    if g.me == g[root]:
+        yield sends + fold(chunk[g.me], g.ranks, g.me, OUTPUT, INPUT)
+        yield [recv(chunk[source], source, OUTPUT) for source in g.ranks if source != g.me]
+    else:
+        yield sends + fold(chunk[g.me], g.ranks, g.me, SCRATCH, INPUT)
+        yield [send(chunk[g.me], g[root], SCRATCH)]
+
+
+def broadcast(g: Group, span: Span = WHOLE, root: int = 0) -> Iterator[Round]:
+    """The root sends everything to everyone.
+
+    One round; the root sends p - 1 times the data.
+    Cost: alpha + (p-1) n beta.
+    Serves: any number of ranks, any root.
+    Paper: Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, 2005 (linear).
+    """
+    to_all = [send(span, to) for to in g.ranks if to != g.me]
+    yield to_all if g.me == g[root] else [recv(span, g[root])]
 
 
 def allgather(g: Group, span: Span = WHOLE) -> Iterator[Round]:

@@ -6,10 +6,12 @@ from array import array
 from functools import cache
 from typing import Any
 
+from collectives.errors import UnsupportedError
 from collectives.layout import LANE_BITS, SLOT_BITS
 from collectives.native import layout as st
 from collectives.native.storage import Memory
 from collectives.native.window import SharedWindow
+from collectives.peers import Peers
 
 SPIN = 10  # pauses before a wait yields: good with a core per rank and with more ranks than cores alike
 FIFO_BYTES = 8 << 20  # at most, of one rank
@@ -23,6 +25,7 @@ FIFO_SHAPES = (
     (32, (1, 2, 4, 1 << 15)),
     (64, (1, 1, 4, 1 << 15)),
 )
+ONLY_LINK = (2, 8)  # lanes and slots where there is no other link
 
 
 @cache
@@ -36,23 +39,18 @@ def mpi_functions() -> tuple[int, int, int]:
 
 
 class Endpoint:
-    """Memory that all plans of a communicator share. `comm` and `node` are mpi4py communicators of our own."""
+    """Memory that all plans of a communicator share, whose ranks are `comm`; those of this node are `node`."""
 
-    def __init__(self, comm: Any, node: Any, spin: int = SPIN):
-        from mpi4py import MPI
-
+    def __init__(self, comm: Peers, node: Peers, spin: int = SPIN):
         self.comm, self.node = comm, node
-        self.lanes, self.slots, self.depth, self.payload = fifo_shape(node.size)
+        self.lanes, self.slots, self.depth, self.payload = fifo_shape(node.size, comm.mpi is not None)
         n_fifos = node.size * self.lanes * self.slots
         fifo_words = 2 * n_fifos * st.FIFO_WORDS
         self.memory = Memory(8 * (st.COMM_HEADER + fifo_words + 2 * node.size))
         self.address = self.memory.address
         self.words = w = self.memory.words(0, self.memory.n_bytes // 8)
-        w[st.MPI_ISEND], w[st.MPI_IRECV], w[st.MPI_TEST] = mpi_functions()
-        w[st.MPI_COMM], w[st.MPI_BYTE] = MPI._handleof(comm), MPI._handleof(MPI.BYTE)
-        w[st.STATUS_IGNORE] = status_ignore()
-        largest_tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767  # known of the world alone
-        w[st.TAG_MASK] = (1 << largest_tag.bit_length() - 1 - LANE_BITS - SLOT_BITS) - 1
+        if comm.mpi is not None:
+            self._know_mpi(comm.mpi)
         w[st.SPIN], w[st.COMPARED_AT] = spin, st.COMM_HEADER + fifo_words
         w[st.PIDS_AT] = st.COMM_HEADER + fifo_words + node.size
         w[st.NODE_SIZE], w[st.NODE_RANK] = 1, 0
@@ -60,11 +58,22 @@ class Endpoint:
         self.arenas = [Memory(1 << 16)]
         w[st.ARENA] = self.arenas[-1].address
         self.window: SharedWindow | None = None
-        self.pids, self.reads_peers = exchange_pids(node), False
+        self.pids, self.reads_peers = [pid for (pid,) in node.words(os.getpid())], False
         for i, pid in enumerate(self.pids):
             w[w[st.PIDS_AT] + i] = pid
         if node.size > 1:
             self._share()
+
+    def _know_mpi(self, comm: Any) -> None:
+        """What compiled code needs for sending by MPI over an mpi4py communicator; all zeros where there is none."""
+        from mpi4py import MPI
+
+        w = self.words
+        w[st.MPI_ISEND], w[st.MPI_IRECV], w[st.MPI_TEST] = mpi_functions()
+        w[st.MPI_COMM], w[st.MPI_BYTE] = MPI._handleof(comm), MPI._handleof(MPI.BYTE)
+        w[st.STATUS_IGNORE] = status_ignore()
+        largest_tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767  # known of the world alone
+        w[st.TAG_MASK] = (1 << largest_tag.bit_length() - 1 - LANE_BITS - SLOT_BITS) - 1
 
     def _share(self) -> None:
         """The node's board and FIFOs; without room for FIFOs the board alone, without room for that nothing."""
@@ -73,10 +82,10 @@ class Endpoint:
         fifo = fifo_bytes(self.depth, self.payload)
         pairs = self.node.size * self.node.size * self.lanes * self.slots
         if self.lanes:
-            self.window = SharedWindow.create(self.node, kernels + pairs * fifo)
+            self.window = self._window(kernels + pairs * fifo)
         if self.window is None:
             self.lanes = 0
-            self.window = SharedWindow.create(self.node, board)
+            self.window = self._window(board)
         if self.window is None:
             return
         w, me, size = self.words, self.node.rank, self.node.size
@@ -97,6 +106,15 @@ class Endpoint:
                     at = st.COMM_HEADER + (2 * (peer * per_peer + channel) + out) * st.FIFO_WORDS
                     w[at + st.FIFO_MEMORY] = memory(*ends, channel)
                     w[at + st.DEPTH], w[at + st.PAYLOAD], w[at + st.AHEAD] = self.depth, self.payload, AHEAD
+
+    def _window(self, n_bytes: int) -> SharedWindow | None:
+        """Memory that the node shares, or None where some rank cannot have it and messages can go by MPI."""
+        try:
+            return SharedWindow.create(self.node, n_bytes)
+        except UnsupportedError:
+            if self.comm.mpi is None:
+                raise
+            return None
 
     @property
     def kernels(self) -> bool:
@@ -136,31 +154,16 @@ class Endpoint:
         return words[1 + st.FINGERPRINT_WORDS] if words[0] == seq else 0
 
 
-def exchange_pids(node: Any) -> list[int]:
-    """The process of each rank of the node. Collective."""
-    from mpi4py import MPI
-
-    mine, pids = array("q", [os.getpid()]), array("q", [0] * node.size)
-    node.Allgather([mine, MPI.INT64_T], [pids, MPI.INT64_T])
-    return list(pids)
-
-
-def may_read_peers(node: Any, pids: list[int]) -> bool:
+def may_read_peers(node: Peers, pids: list[int]) -> bool:
     """Whether all ranks of the node can copy from each other's memory. Collective.
 
     Where Yama guards processes, reading is allowed to our launcher and what it has started, and to nobody else.
     """
-    from mpi4py import MPI
-
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_PTRACER, ctypes.c_ulong(os.getppid()), 0, 0, 0)
     secret = array("q", [os.getpid()])
-    places, mine = array("q", [0] * node.size), array("q", [secret.buffer_info()[0]])
-    node.Allgather([mine, MPI.INT64_T], [places, MPI.INT64_T])
-    node.Barrier()
-    right = array("i", [all(peek(libc, pid, at) == pid for pid, at in zip(pids, places, strict=True))])
-    node.Allreduce(MPI.IN_PLACE, [right, MPI.INT], op=MPI.MIN)
-    return bool(right[0])
+    places = node.words(secret.buffer_info()[0])
+    return node.agree(all(peek(libc, pid, at) == pid for pid, (at,) in zip(pids, places, strict=True)))
 
 
 def peek(libc: ctypes.CDLL, pid: int, address: int) -> int:
@@ -183,8 +186,12 @@ def fifo_bytes(depth: int, payload: int) -> int:
     return 64 + depth * (64 + payload)
 
 
-def fifo_shape(node_size: int) -> tuple[int, int, int, int]:
-    """Lanes, slots, depth and payload of the FIFOs on a node of so many ranks; no lanes where there are too many."""
+def fifo_shape(node_size: int, mpi: bool) -> tuple[int, int, int, int]:
+    """Lanes, slots, depth and payload of the FIFOs on a node of so many ranks; no lanes where there are too many.
+
+    Without MPI there must be one for whatever is sent. Memory is taken only for those that are used.
+    """
     if os.environ.get("TREERING_LINKS") == "mpi":
         return (0, 1, 2, 64)
-    return next((shape for ranks, shape in FIFO_SHAPES if node_size <= ranks), (0, 1, 2, 64))
+    lanes, slots, depth, payload = next((shape for ranks, shape in FIFO_SHAPES if node_size <= ranks), (0, 1, 2, 64))
+    return (lanes, slots, depth, payload) if mpi or not lanes else (*ONLY_LINK, depth, payload)

@@ -28,8 +28,9 @@ SEGMENT, ROUND, POSTED, ROWS_NOW, ROWS_AT = range(5)
 # --- communicator block ---
 (MPI_ISEND, MPI_IRECV, MPI_TEST, MPI_COMM, MPI_BYTE, STATUS_IGNORE, SPIN, ARENA,
  NODE_SIZE, NODE_RANK, BOARD, LAST_SEQ, GATE_LIMIT, FIFOS_AT, FIFO_LANES, FIFO_SLOTS,
- COMPARED_AT, PIDS_AT, KERNELS, KERNEL_PIECES, KERNEL_CALLS, CHAIN, TAG_MASK, STAMPS) = range(24)  # fmt: skip
-COMM_HEADER = 24
+ COMPARED_AT, PIDS_AT, KERNELS, KERNEL_PIECES, KERNEL_CALLS, ALL_ENDED, CHAIN, TAG_MASK,
+ STAMPS) = range(25)  # fmt: skip
+COMM_HEADER = 32
 
 # --- FIFO as one of its ends sees it: (in, out) for each (peer on the node, lane, slot of the lane) ---
 (FIFO_MEMORY, CURSOR, RESERVED, CREDIT, DEPTH, PAYLOAD, AHEAD) = range(7)
@@ -46,13 +47,14 @@ ENTRY_WORDS = 8  # and when the rank came to it, where its communicator STAMPS
 BOARD_BYTES = 64 * (1 + HISTORY)  # of one rank
 
 # --- node kernels: of each rank, lines of counters that only grow, then two halves of staging, used in turn ---
-# Lines: pieces that others may fold, may take, have taken; where data lie; the last call done in symmetric memory.
-GIVEN, FOLDED, TAKEN, ADDRESSES, PASSED = range(5)
-KERNEL_LINES = 5
+# Lines: pieces that others may fold, may take, have taken; calls ended; where data lie; the last call done in symmetric
+# memory.
+GIVEN, FOLDED, TAKEN, ENDED, ADDRESSES, PASSED = range(6)
+KERNEL_LINES = 6
 HALF_BYTES = 1 << 20
 KERNEL_BYTES = 64 * KERNEL_LINES + 2 * HALF_BYTES  # of one rank
-LAG = 2  # pieces between giving, folding and taking
-RING = 2 * LAG + 2  # pieces of staging, so that none is written over before everyone has read it
+LAG = 2  # pieces between giving and folding
+RING = 2 * LAG + 2  # pieces of staging
 
 # --- a region of symmetric memory: its number, then where each rank of the node finds each other's part ---
 REGION_NUMBER, REGION_BASES = range(2)

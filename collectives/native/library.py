@@ -25,9 +25,9 @@ def entry(function: Any) -> Callable[..., Any]:
 @cache
 def library() -> Library:
     with compiling("executor"):
-        from collectives.native import executor, fused, one_pass, weights
+        from collectives.native import executor, fused, one_pass, single_copy, staged, weights
     run, start, advance = map(entry, (executor.run, executor.start, executor.advance))
-    kernels = (fused.one_shot, fused.two_shot, fused.single_copy, one_pass.one_pass)
+    kernels = (fused.one_shot, staged.staged, single_copy.single_copy, one_pass.one_pass)
     fused_at = tuple(int(each.address or 0) for each in kernels)
     return Library(run, start, advance, int(weights.note_weights.address or 0), fused_at)
 

@@ -8,6 +8,7 @@ from typing import Any
 from mpi4py import MPI
 from numba import njit
 
+from collectives.mpi_peers import MpiPeers
 from collectives.native.endpoint import mpi_functions, status_ignore
 from collectives.native.library import entry, kernel
 from collectives.native.memory import (
@@ -154,8 +155,7 @@ class Ring:
         self.at = self.memory.address
         self.words = w = self.memory.words(0, OPERANDS + 8)
         fifo = LINE + depth * (LINE + piece)
-        self.window = SharedWindow.create(comm, comm.size * fifo)
-        assert self.window is not None, "no shared memory for the FIFOs"
+        self.window = SharedWindow.create(MpiPeers(comm), comm.size * fifo)
         w[RANK], w[RANKS], w[PIECE], w[DEPTH] = comm.rank, comm.size, piece, depth
         w[ISEND], w[IRECV], w[TEST] = mpi_functions()
         w[COMM], w[BYTE], w[IGNORE] = MPI._handleof(comm), MPI._handleof(MPI.BYTE), status_ignore()

@@ -17,6 +17,7 @@ LAUNCHES = {
     "mpich": "1 shared, 2 shared, 2 mpi, 3 schedules, 4 threes, 5 threes",
     "openmpi": "2 schedules, 3 mpi, 4 twos",
     "impi": "2 mpi, 3 twos, 4 shared",
+    "store": "4 shared",  # no library at all
 }
 SHAPES = {"3 twos": "2+1", "4 twos": "2x2", "4 threes": "3+1", "5 threes": "3+2"}
 

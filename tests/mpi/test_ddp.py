@@ -189,3 +189,5 @@ def test_torchruns_variables_win_where_torchrun_started_the_process():
     assert torch_launch.by_environment({"TORCHELASTIC_RUN_ID": "x", "SLURM_STEP_NUM_TASKS": "2"})
     assert not torch_launch.by_environment({**variables, "PMI_SIZE": "4"})  # mpirun in a pod that exports them
     assert not torch_launch.by_environment({"PMI_SIZE": "4"})
+    assert torch_launch.by_mpi({**variables, "PMI_SIZE": "4"})
+    assert not torch_launch.by_mpi({"TORCHELASTIC_RUN_ID": "x", "PMI_SIZE": "4"})  # torchrun once a host

@@ -68,6 +68,7 @@ def fails_at_once(seen):
         ("mpich", 3, {"TREERING_LINKS": "mpi"}),
         ("openmpi", 3, {"TREERING_KERNELS": "off"}),
         ("impi", 2, {"TREERING_LINKS": "mpi"}),
+        ("store", 3, {}),
     ],
     indirect=["mpi"],
     ids=str,

@@ -17,6 +17,7 @@ import collectives
 from collectives.algorithms import Algorithm, every
 from collectives.contract import ROOTED
 from collectives.dtypes import HALVES
+from tests.programs import world
 from tests.programs.engine_numbers import PAIRS, Guarded, bits, digest, inputs, noise, result, torch_dtype
 from tests.programs.engine_report import Report
 from tests.programs.engine_traffic import traffic
@@ -266,7 +267,7 @@ def every_half(comm: collectives.Communicator, report: Report) -> None:
 
 def main(seed: str, n: int, calls: int) -> None:
     report, random = Report(), Random(seed)
-    with collectives.Communicator(timeout=60) as comm:
+    with world.communicator(timeout=60) as comm:
         for case in cases(random, comm.size, n):
             run_case(comm, case, report)
         report.time("product")

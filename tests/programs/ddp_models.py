@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from mpi4py import MPI
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from integrations.torch_ddp import register
+from tests.programs import world
 
-WORLD = MPI.COMM_WORLD
 STEPS = 6  # buckets are rebuilt after the first, and some faults show only later
 WIDTH = 8
 
@@ -65,10 +64,10 @@ class Mixed(nn.Module):
 
 
 def backward(
-    model: nn.Module, step: int, *arguments: Any, dtype: torch.dtype = torch.float32, scale: int = WORLD.size
+    model: nn.Module, step: int, *arguments: Any, dtype: torch.dtype = torch.float32, scale: int = world.SIZE
 ) -> None:
     """One forward and backward on this rank's own whole numbers."""
-    seed = 1000 * WORLD.rank + step
+    seed = 1000 * world.RANK + step
     width = next(model.parameters()).shape[-1]
     out = model(whole(4, width, seed=seed, dtype=dtype), *arguments)
     factors = whole(*out.shape, seed=seed + 500, high=2, dtype=torch.float64)
@@ -85,13 +84,13 @@ def accumulate(model: DistributedDataParallel, step: int) -> None:
 
 def twice(model: nn.Module, step: int) -> None:
     """Two synchronised backwards without zeroing between them: the second averages the first's average too."""
-    backward(model, 2 * step, scale=WORLD.size**2)
+    backward(model, 2 * step, scale=world.SIZE**2)
     backward(model, 2 * step + 1)
 
 
 def heads(model: nn.Module, step: int) -> None:
     """One head for all in even steps, another on each rank in odd ones."""
-    backward(model, step, (step + WORLD.rank * (step % 2)) % 2)
+    backward(model, step, (step + world.RANK * (step % 2)) % 2)
 
 
 @dataclass(frozen=True)
@@ -137,5 +136,5 @@ def bits(tensor: torch.Tensor) -> bytes:
 
 def ranks_differ(model: nn.Module, where: str) -> Iterator[str]:
     mine = b"".join(bits(parameter.grad) for parameter in model.parameters() if parameter.grad is not None)
-    if len(set(WORLD.allgather(mine))) > 1:
+    if len(set(world.everyone(mine))) > 1:
         yield f"{where}: the ranks' gradients differ"

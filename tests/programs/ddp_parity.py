@@ -17,7 +17,6 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_wrapper, fp16_compress_wrapper
 from torch.nn.parallel import DistributedDataParallel
 
-import collectives
 from collectives.advice import BucketAdvice, Measured
 from collectives.algorithms import names
 from collectives.table import Place, Rule, Table
@@ -25,10 +24,10 @@ from integrations import overlap
 from integrations.bucket_advice import signature
 from integrations.torch_ddp import DDPHookState, allreduce_hook, register
 from integrations.torch_launch import init_process_group
+from tests.programs import world
 from tests.programs.ddp_models import (
     STEPS,
     WIDTH,
-    WORLD,
     Case,
     Heads,
     Mixed,
@@ -53,8 +52,8 @@ def two_models() -> Iterator[str]:
         register(model)
     for step in range(STEPS):
         for first, second in pairs:
-            x = whole(4, WIDTH, seed=1000 * WORLD.rank + step)
-            ((first(x).sum() + 2 * second(x).sum()) * WORLD.size).backward()
+            x = whole(4, WIDTH, seed=1000 * world.RANK + step)
+            ((first(x).sum() + 2 * second(x).sum()) * world.SIZE).backward()
         for plain, ours in zip(*pairs, strict=True):
             yield from differences(plain, ours, f"step {step}")
             plain.zero_grad()
@@ -63,7 +62,7 @@ def two_models() -> Iterator[str]:
 
 def user_calls_between() -> Iterator[str]:
     """A tensor hook of the user's reduces on the communicator that the state was made from, in mid-backward."""
-    comm = collectives.Communicator()
+    comm = world.communicator()
     plain, ours = (
         DistributedDataParallel(layers(6), bucket_cap_mb=0.0005),
         DistributedDataParallel(layers(6), bucket_cap_mb=0.0005),
@@ -78,7 +77,7 @@ def user_calls_between() -> Iterator[str]:
         yield from differences(plain, ours, f"step {step}")
         plain.zero_grad()
         ours.zero_grad()
-    if seen != [3.0 * WORLD.size] * 6 * STEPS:
+    if seen != [3.0 * world.SIZE] * 6 * STEPS:
         yield f"the user's own sums are wrong: {seen}"
 
 
@@ -88,7 +87,7 @@ def uneven_inputs() -> Iterator[str]:
     register(ours)
     for model in (plain, ours):
         with model.join():
-            for batch in range(5 if WORLD.rank == 0 else 7):
+            for batch in range(5 if world.RANK == 0 else 7):
                 backward(model, batch)
                 with torch.no_grad():
                     for parameter in model.parameters():
@@ -98,7 +97,7 @@ def uneven_inputs() -> Iterator[str]:
     for one, other in zip(plain.parameters(), ours.parameters(), strict=True):
         if not same_bits(one, other):
             yield f"{(one != other).sum().item()} of {one.numel()} weights differ"
-        if len(set(WORLD.allgather(bits(other)))) > 1:
+        if len(set(world.everyone(bits(other)))) > 1:
             yield "the ranks' weights differ"
 
 
@@ -128,12 +127,12 @@ def tried_out() -> Iterator[str]:
     seen = []
     for step in range(steps + 1):
         seen.append(state.mode)
-        (model(torch.ones(1, WIDTH)).sum() * (WORLD.rank + 1)).backward()
-        if model.module[-1].bias.grad.tolist() != [(WORLD.size + 1) / 2] * WIDTH:
+        (model(torch.ones(1, WIDTH)).sum() * (world.RANK + 1)).backward()
+        if model.module[-1].bias.grad.tolist() != [(world.SIZE + 1) / 2] * WIDTH:
             yield f"step {step}, {seen[-1]}: wrong average"
         model.zero_grad()
     trial = state._progress.trial
-    wanted = overlap.TRIAL_STEPS if WORLD.size > 1 else 0
+    wanted = overlap.TRIAL_STEPS if world.SIZE > 1 else 0
     if seen[:steps].count("thread") != wanted or (trial is not None and trial.verdict != seen[steps]):
         yield f"steps were done {seen}"
     state.close()
@@ -142,22 +141,22 @@ def tried_out() -> Iterator[str]:
 def closed_while_busy() -> Iterator[str]:
     """What the helper thread has begun is done before its communicator is closed; closing again does nothing."""
     state = DDPHookState(overlap="thread")
-    tensors = [torch.full((1 << 18,), WORLD.rank + 1.0) for _ in range(4)]
+    tensors = [torch.full((1 << 18,), world.RANK + 1.0) for _ in range(4)]
     for index, tensor in enumerate(tensors):
         state.begin(tensor, index)
     state.close()
     state.close()
     for index, tensor in enumerate(tensors):
-        if not bool((tensor == (WORLD.size + 1) / 2).all()):
+        if not bool((tensor == (world.SIZE + 1) / 2).all()):
             yield f"tensor {index} was not averaged"
 
 
 def sub_groups() -> Iterator[str]:
     """Models of parts of the ranks, each with a process group and a communicator of its own."""
-    parts = [[rank for rank in range(WORLD.size) if rank % 2 == part] for part in range(2)]
+    parts = [[rank for rank in range(world.SIZE) if rank % 2 == part] for part in range(2)]
     groups = [dist.new_group(ranks) for ranks in parts if ranks]
-    mine = WORLD.rank % 2
-    comm = collectives.Communicator().split(mine)
+    mine = world.RANK % 2
+    comm = world.communicator().split(mine)
     plain, ours = (DistributedDataParallel(layers(3), process_group=groups[mine]) for _ in range(2))
     register(ours, comm=comm)
     for step in range(STEPS):
@@ -176,16 +175,16 @@ def infinite_gradient() -> Iterator[str]:
     scalers = [torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=100) for _ in pair]
     for step in range(STEPS):
         for model, optimizer, scaler in zip(pair, optimizers, scalers, strict=True):
-            loss = model(whole(4, WIDTH, seed=1000 * WORLD.rank + step)).sum() * WORLD.size
-            scaler.scale(loss * (torch.inf if step == 3 and WORLD.rank == 0 else 1)).backward()
+            loss = model(whole(4, WIDTH, seed=1000 * world.RANK + step)).sum() * world.SIZE
+            scaler.scale(loss * (torch.inf if step == 3 and world.RANK == 0 else 1)).backward()
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
         for one, other in zip(*(model.parameters() for model in pair), strict=True):
             if not same_bits(one, other):
                 yield f"step {step}: weights differ"
-    scales = WORLD.allgather([scaler.get_scale() for scaler in scalers])
-    if scales != [[4.0, 4.0]] * WORLD.size:
+    scales = world.everyone([scaler.get_scale() for scaler in scalers])
+    if scales != [[4.0, 4.0]] * world.SIZE:
         yield f"the scales are {scales}"
 
 
@@ -215,14 +214,14 @@ def real_training() -> Iterator[str]:
     pair = (plain, ours)
     register(ours)
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9) for model in pair]
-    generator = torch.Generator().manual_seed(WORLD.rank)
+    generator = torch.Generator().manual_seed(world.RANK)
     for step in range(12):
         x, y = torch.randn(16, 1, 8, 8, generator=generator), torch.randint(0, 10, (16,), generator=generator)
         for model, optimizer in zip(pair, optimizers, strict=True):
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
-        if WORLD.size <= 2:
+        if world.SIZE <= 2:
             yield from differences(plain, ours, f"step {step}")
         yield from ranks_differ(ours, f"step {step}")
     for one, other in zip(plain.parameters(), ours.parameters(), strict=True):
@@ -254,15 +253,15 @@ def report() -> Iterator[str]:
         if row["dtype"] != "float32" or row["seconds"] <= 0 or row["overlap"] != 0 or not 0 < row["share"] < 1:
             yield f"wrong row {row}"
         late = row["waits_for"]
-        if (late is None) != (WORLD.size == 1) or (late and sum(late.values()) != row["calls"]):
+        if (late is None) != (world.SIZE == 1) or (late and sum(late.values()) != row["calls"]):
             yield f"who came last: {row}"
-        if WORLD.size > 1 and row["algorithm"] not in names("allreduce"):
+        if world.SIZE > 1 and row["algorithm"] not in names("allreduce"):
             yield f"no such algorithm: {row}"
 
 
 def table() -> Iterator[str]:
     """A tuning table of the state's own, over a communicator that has none."""
-    comm = collectives.Communicator()
+    comm = world.communicator()
     found = comm.topology
     place = Place(nodes=len(found.nodes), ranks_per_node=list(found.ranks_per_node), fingerprint=found.fingerprint)
     rule = Rule(collective="allreduce", min_bytes=0, max_bytes=None, algorithm="binomial_tree")
@@ -273,9 +272,9 @@ def table() -> Iterator[str]:
         with contextlib.redirect_stderr(said):
             state = register(model, comm=comm, table=Table(topology=place, rules=[rule], ddp=[advice]))
         backward(model, 0)
-        if WORLD.size > 1 and {row["algorithm"] for row in state.report()} != {serves}:
+        if world.SIZE > 1 and {row["algorithm"] for row in state.report()} != {serves}:
             yield f"the table did not serve: {state.report()}"
-        if WORLD.rank == 0 and (says not in said.getvalue() or bool(says) != ("bucket_cap_mb=7" in said.getvalue())):
+        if world.RANK == 0 and (says not in said.getvalue() or bool(says) != ("bucket_cap_mb=7" in said.getvalue())):
             yield f"registering said {said.getvalue()!r}"
 
 
@@ -336,9 +335,9 @@ def main() -> None:
     for name, case in CASES.items():
         if len(sys.argv) > 1 and name not in sys.argv[1:]:
             continue
-        wrong = [f"rank {WORLD.rank}: {text}" for text in case()]
-        everyone = WORLD.gather(wrong[:3])
-        if everyone is not None:
+        wrong = [f"rank {world.RANK}: {text}" for text in case()]
+        everyone = world.everyone(wrong[:3])
+        if world.RANK == 0:
             print(json.dumps({"case": name, "wrong": [text for texts in everyone for text in texts]}), flush=True)
     dist.barrier()
 

@@ -5,8 +5,8 @@ import sys
 import time
 
 import torch
-from mpi4py import MPI
 
+from tests.programs import world
 from tests.programs.engine_numbers import differences
 
 
@@ -23,7 +23,7 @@ class Report:
     def check(self, ok: bool, what: object) -> None:
         self.checks += 1
         if not ok and len(self.wrong) < 20:
-            self.wrong.append(f"rank {MPI.COMM_WORLD.rank}: {what}")
+            self.wrong.append(f"rank {world.RANK}: {what}")
 
     def equal(self, x: torch.Tensor, wanted: torch.Tensor, what: object) -> None:
         """Bit for bit."""
@@ -40,19 +40,13 @@ class Report:
 
     def finish(self, **more: object) -> None:
         """Print, and exit with 1 if anything was wrong. Collective."""
-        world = MPI.COMM_WORLD
-        for (what, digest), *others in zip(*world.allgather(self.digests), strict=True):
+        for (what, digest), *others in zip(*world.everyone(self.digests), strict=True):
             same = all(other == (what, digest) for other in others)
             self.check(same, f"not equal on all ranks: {what}, of {[name for name, _ in others]}")
-        everyone = world.gather((self.checks, self.wrong))
-        failed = world.allreduce(bool(self.wrong), op=MPI.LOR)
-        if everyone is not None:
-            wrong = [each for _, found in everyone for each in found]
-            print(
-                json.dumps(
-                    {"checks": sum(checks for checks, _ in everyone), "wrong": wrong, "seconds": self.seconds, **more}
-                )
-            )
-        sys.stdout.flush()
-        if failed:
+        found = world.everyone((self.checks, self.wrong))
+        wrong = [each for _, some in found for each in some]
+        if world.RANK == 0:
+            checks = sum(checks for checks, _ in found)
+            print(json.dumps({"checks": checks, "wrong": wrong, "seconds": self.seconds, **more}), flush=True)
+        if wrong:
             sys.exit(1)

@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Callable
 
 import collectives
+from tests.programs import world
 
 DEADLINE = 3.0
 
@@ -33,7 +34,7 @@ WAYS: dict[str, Callable[[collectives.Communicator], object]] = {
 
 if __name__ == "__main__":
     way = sys.argv[1]
-    with collectives.Communicator(timeout=DEADLINE) as comm:
+    with world.communicator(timeout=DEADLINE) as comm:
         x = array("f", [1] * 1000)
         comm.allreduce(x)
         if comm.rank == comm.size - 1:

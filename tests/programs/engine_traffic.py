@@ -6,14 +6,16 @@ Every part must leave communicators that go on working.
 
 import time
 from array import array
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
 import torch
-from mpi4py import MPI
 
 import collectives
 from collectives.algorithms import every, names
+from collectives.topology import NO_MPI
+from tests.programs import world
 from tests.programs.engine_numbers import digest, inputs, result, torch_dtype
 from tests.programs.engine_report import Report
 
@@ -72,7 +74,7 @@ def without_waiting(comm: collectives.Communicator, report: Report) -> None:
 def growing(report: Report) -> None:
     """A call under way keeps its scratch memory when another call needs more of it."""
     for name in ("ring", "halving_doubling"):
-        comm = collectives.Communicator(timeout=60)
+        comm = world.communicator(timeout=60)
         first = filled(60_000, comm.rank + 1)
         if comm.rank == 0:
             work = comm.allreduce(first, blocking=False, algorithm=name, segment_bytes=65536)
@@ -90,18 +92,20 @@ def growing(report: Report) -> None:
 
 
 def meanwhile(comm: collectives.Communicator, report: Report) -> None:
-    """A call under way goes on while its rank waits for others in the MPI library."""
+    """A call under way goes on while its rank waits for others in the MPI library, or in the store."""
 
     def split() -> None:
         part = comm.split(0)
         assert part is not None
         part.close()
 
-    for name, act in {
+    acts: dict[str, Callable[[], object]] = {
         "split": split,
-        "another communicator": lambda: collectives.Communicator(timeout=60).close(),
-        "the library's own": lambda: comm.allreduce(filled(3, 1), native=True),
-    }.items():
+        "another communicator": lambda: world.communicator(timeout=60).close(),
+    }
+    if comm.topology.mpi != NO_MPI:
+        acts["the library's own"] = lambda: comm.allreduce(filled(3, 1), native=True)
+    for name, act in acts.items():
         x = filled(100_000, 1)
         if comm.rank == 0:
             work = comm.allreduce(x, blocking=False)
@@ -130,7 +134,7 @@ def far_ahead(comm: collectives.Communicator, report: Report) -> None:
 
 def several_communicators(comm: collectives.Communicator, report: Report) -> None:
     """Three at once; works begun in another order on each rank; then groups."""
-    others = [collectives.Communicator(timeout=60), collectives.Communicator(MPI.COMM_WORLD, timeout=60), comm]
+    others = [world.communicator(timeout=60), world.communicator(timeout=60), comm]
     for size in (3, 30_000):
         xs = [filled(size, comm.rank + 10 * i) for i in range(3)]
         order = Random(comm.rank).sample(range(3), 3)
@@ -158,7 +162,7 @@ def several_communicators(comm: collectives.Communicator, report: Report) -> Non
 def reopened(report: Report) -> None:
     """What ranks of one communicator have told each other while one was late means nothing to the next one."""
     for late in range(2):
-        with collectives.Communicator(timeout=60) as comm:
+        with world.communicator(timeout=60) as comm:
             if comm.rank % 2 == late:
                 time.sleep(0.4)
             x = filled(5 + late, 1)

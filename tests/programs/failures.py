@@ -12,13 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from mpi4py import MPI
 
 import collectives
 from collectives.errors import CollectiveError, MismatchError
+from tests.programs import world
 
-WORLD = MPI.COMM_WORLD
-RANK, LAST = WORLD.rank, WORLD.size - 1
+RANK, LAST = world.RANK, world.SIZE - 1
 DEADLINE, PATIENCE = 2.0, 6.0  # seconds, of calls that are late and of those that differ
 LARGE = 409_600
 Seen = dict[str, Any]
@@ -45,7 +44,7 @@ def then(comm: collectives.Communicator, *calls: Callable[[], Any]) -> Seen:
 
 
 def new(**settings: Any) -> collectives.Communicator:
-    return collectives.Communicator(**{"timeout": DEADLINE, **settings})
+    return world.communicator(**{"timeout": DEADLINE, **settings})
 
 
 def differ(usual: Callable[[Any], Any], other: Callable[[Any], Any]) -> Callable[[], Seen]:
@@ -92,7 +91,7 @@ def impatient() -> Seen:
     work.wait()
     comm.allreduce(x)
     comm.close()
-    return seen | {"right": bool((x == WORLD.size**2).all())}
+    return seen | {"right": bool((x == world.SIZE**2).all())}
 
 
 def crossed() -> Seen:
@@ -166,7 +165,7 @@ def setting(name: str, value: Any) -> Callable[[], Seen]:
         seen = attempt(lambda: new(**({name: value} if RANK == LAST else {})))
         with new() as comm:
             comm.allreduce(x := ones(3))
-            return seen | {"right": bool((x == WORLD.size).all())}
+            return seen | {"right": bool((x == world.SIZE).all())}
 
     return case
 
@@ -247,13 +246,13 @@ def main(names: list[str]) -> None:
     warm()
     seen = {}
     for name in names or CASES:
-        WORLD.Barrier()
-        seen[name] = WORLD.gather(CASES[name]())
+        world.barrier()
+        seen[name] = world.everyone(CASES[name]())
         if os.environ.get("TREERING_TEST_VERBOSE") and RANK == 0:
             print(name, json.dumps(seen[name]), file=sys.stderr, flush=True)
     if RANK == 0:
         print(json.dumps(seen), flush=True)
-    WORLD.Barrier()
+    world.barrier()
 
 
 if __name__ == "__main__":

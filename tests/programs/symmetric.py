@@ -4,10 +4,10 @@ import random
 
 import torch
 
-import collectives
 from collectives.errors import MismatchError, UnsupportedError
+from tests.programs import world
 
-comm = collectives.Communicator(timeout=60)
+comm = world.communicator(timeout=60)
 rank, size = comm.rank, comm.size
 
 

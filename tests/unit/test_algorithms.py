@@ -9,6 +9,7 @@ import pytest
 from collectives.algorithms import Algorithm, Parameter, double_tree, every, find, names, register, registry
 from collectives.contract import COLLECTIVES, ROOTED, contract
 from collectives.schedule import DATA, INPUT, OUTPUT, SCRATCH, SEND, WHOLE, Group, Span, recv_reduce, send
+from collectives.selection import FIXED_ORDER
 from collectives.verify import prove, settings, shape, verify
 from tests.unit.reference import check
 
@@ -111,8 +112,12 @@ COSTS = {
     ("allgather", "ring"): lambda p: (p - 1, share(p), 0),
     ("allgather", "bruck"): lambda p: (bits(p), share(p), 0),
     ("allgather", "direct"): lambda p: (p > 1, share(p), 0),
+    ("allgather", "single_copy"): lambda p: (p > 1, share(p), 0),
     ("reduce", "binomial_tree"): lambda p: (depth(p), p > 1, bits(p)),
+    ("reduce", "direct"): lambda p: (p > 1, p > 1, p - 1),
+    ("reduce", "two_shot"): lambda p: (2 * (p > 1), p > 1, share(p)),
     ("broadcast", "binomial_tree"): lambda p: (depth(p), bits(p), 0),
+    ("broadcast", "direct"): lambda p: (p > 1, p - 1, 0),
     ("broadcast", "scatter_allgather"): lambda p: (depth(p) + p - 1, 2 * share(p), 0),
 }
 
@@ -154,8 +159,8 @@ def test_which_have_the_canonical_tree():
     fixed = {(a.collective, a.name) for a in every() if verify(a.schedules(5), contract(a.collective, 5)).canonical}
     moves = {(a.collective, a.name) for a in every() if a.collective in ("allgather", "broadcast")}
     one_node = {("allreduce", "hierarchical")}  # 5 ranks, and no nodes given
-    direct = {("allreduce", name) for name in ("one_shot", "two_shot", "single_copy")} | {("reduce_scatter", "direct")}
-    assert fixed == moves | one_node | direct
+    in_order = {(collective, name) for collective, names in FIXED_ORDER.items() for name in names}
+    assert fixed == moves | one_node | in_order
 
 
 # How algorithms are put together
@@ -245,7 +250,7 @@ def exchange(g: Group, span: Span = WHOLE) -> Iterator[list]:
 def test_names():
     assert names("allreduce")[:3] == ("ring", "recursive_doubling", "halving_doubling")
     assert {a.collective for a in every()} == set(COLLECTIVES)
-    assert every("reduce") == (find("reduce", "binomial_tree"),)
+    assert every("reduce") == tuple(find("reduce", name) for name in ("binomial_tree", "direct", "two_shot"))
 
 
 def test_unknown_names_list_what_there_is():

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from collectives.errors import TableError, UnsupportedError
+from collectives.errors import TableError
 from collectives.selection import Choice, Table, choose, default, load, parse, parse_overrides
 from collectives.table import LinkCost, Place, Rule, RunnerUp
 
@@ -373,8 +373,7 @@ def test_deterministic_takes_only_what_folds_in_order():
     choices = [choose(made, TWO, "allreduce", n, "float32", "sum", deterministic=True) for n in (1, 11, 21)]
     assert [c.algorithm for c in choices] == ["one_shot", "two_shot", "one_shot"]
     assert [c.origin for c in choices] == [made.origin, made.origin, "default"]
-    with pytest.raises(UnsupportedError, match="allreduce"):
-        default(TWO, "reduce", 8, deterministic=True)
+    assert default(TWO, "reduce", 8, deterministic=True).algorithm == "direct"
     assert default(TWO, "broadcast", 8, deterministic=True).algorithm
 
 

@@ -79,5 +79,6 @@ def test_only_and_deterministic_narrow_it():
     assert fixed == {"one_shot", "two_shot", "single_copy"}
     with pytest.raises(ValueError, match="allreduce has no algorithm called 'rign'; it has: ring"):
         space("allreduce", ONE_NODE, 8, only=["rign"])
+    assert {b.algorithm for b in space("reduce", ONE_NODE, 8, deterministic=True).branches} == {"direct", "two_shot"}
     with pytest.raises(ValueError, match="no algorithm of reduce can serve 4 ranks in a fixed order"):
-        space("reduce", ONE_NODE, 8, deterministic=True)
+        space("reduce", ONE_NODE, 8, deterministic=True, only=["binomial_tree"])

@@ -1,6 +1,7 @@
 """Who shares a node with whom, what that is called, and processes that are no job."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -93,33 +94,26 @@ def test_one_process_may_be_alone(monkeypatch, value):
     assert os.environ[launch.LAUNCHERS[0][0]] == value
 
 
-class Host:
-    """An mpi4py communicator, as far as it is split into nodes."""
-
-    def __init__(self, size, rank):
-        self.size, self.rank = size, rank
-
-    def Split_type(self, _):  # noqa: N802
-        return self
-
-    def Split(self, color, _):  # noqa: N802
-        return [rank for rank in range(self.size) if rank // int(os.environ["TREERING_RANKS_PER_NODE"]) == color]
-
-    def Free(self):  # noqa: N802
-        pass
+def host(size, rank):
+    """The peers of a host, as far as they are split into nodes."""
+    each = int(os.environ["TREERING_RANKS_PER_NODE"]) if os.environ["TREERING_RANKS_PER_NODE"].isdigit() else 0
+    found = SimpleNamespace(rank=rank, free=lambda: None)
+    found.host = lambda: found
+    found.split = lambda color, _: [rank for rank in range(size) if rank // each == color]
+    return found
 
 
 @pytest.mark.parametrize("given, node", [("1", [4]), ("2", [4]), ("3", [3, 4]), ("9", [0, 1, 2, 3, 4])])
 def test_a_host_may_be_parted_into_nodes(monkeypatch, given, node):
     monkeypatch.setenv("TREERING_RANKS_PER_NODE", given)
-    assert split_by_node(Host(5, 4)) == node
+    assert split_by_node(host(5, 4)) == node
 
 
 @pytest.mark.parametrize("given", ["0", "-1", "two", "1.5"])
 def test_nodes_have_a_number_of_ranks(monkeypatch, given):
     monkeypatch.setenv("TREERING_RANKS_PER_NODE", given)
     with pytest.raises(ValueError, match=f"TREERING_RANKS_PER_NODE is '{given}'; it is a number of ranks, 1 or more"):
-        split_by_node(Host(5, 4))
+        split_by_node(host(5, 4))
 
 
 @pytest.mark.parametrize("wrong", [3, "world", object()])
