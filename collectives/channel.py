@@ -18,6 +18,8 @@ from collectives.topology import discover
 if TYPE_CHECKING:
     from collectives.engine import Work
 
+FRUITLESS_PASSES = 100  # of compiled code, each of which yielded
+NAP_SHARE, MOST_NAP_SECONDS = 1 / 16, 1e-3  # of the time waited so far
 WATCH_SECONDS = 0.05  # between two looks at the peers' processes
 GRACE_SECONDS = 0.5  # a peer that has ended may have left what we wait for behind
 HOSTS_SECONDS = 0.2  # after which a call that waits asks the other nodes what they are calling
@@ -26,9 +28,9 @@ HOSTS_SECONDS = 0.2  # after which a call that waits asks the other nodes what t
 class Channel:
     """The calls of one communicator, first to last, and whether it still can be used."""
 
-    def __init__(self, group: Group):
+    def __init__(self, group: Group, spin: int):
         self.comm, self.node = group.comm, group.node
-        self.endpoint = Endpoint(group.comm, group.node)
+        self.endpoint = Endpoint(group.comm, group.node, spin)
         self.regions = Regions(group)
         self.topology = discover(group.comm, group.node, self.endpoint.lanes > 0)
         if group.comm.mpi is None and "mpi" in self.topology.links:
@@ -81,6 +83,18 @@ class Channel:
             return None
         found = {rank: self.endpoint.arrival(i, sequence) for i, rank in enumerate(self.ranks_of_node)}
         return None if 0 in found.values() else found
+
+    def nap(self, idle_since: float) -> float:
+        """Sleep a little where nothing moves, less than what has been waited already; since when nothing moves, or 0.
+
+        Whoever is waited for gets the processor, and who sleeps keeps the scheduler's favour, unlike who yields.
+        """
+        if not self.pending or self.pending[0].program.state[st.IDLE_PASSES] < FRUITLESS_PASSES:
+            return 0.0
+        now = time.monotonic()
+        if idle_since:
+            time.sleep(min(MOST_NAP_SECONDS, (now - idle_since) * NAP_SHARE))
+        return idle_since or now
 
     @property
     def status(self) -> int:

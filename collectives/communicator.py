@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -36,15 +37,15 @@ def chunk(count: int, size: int, rank: int) -> slice:
 class Persistent:
     """A call with everything settled that can be. `plan()` runs it on the memory it was made for; `choice` says how."""
 
-    __slots__ = ("_call", "_channel", "_program", "_source", "_target", "choice", "keep", "result")
+    __slots__ = ("_call", "choice", "result")
 
     def __init__(self, channel: Channel, prepared: Prepared):
-        self._call, self._channel, self._program = ENGINE.call, channel, prepared.program
-        self._source, self._target, self.result = prepared.source, prepared.target, prepared.result
-        self.keep, self.choice = prepared.keep, prepared.choice
+        where = prepared.source, prepared.target
+        self._call = partial(ENGINE.call, channel, prepared.program, *where, prepared.keep)
+        self.choice, self.result = prepared.choice, prepared.result
 
     def __call__(self) -> Any:
-        self._call(self._channel, self._program, self._source, self._target, self.keep)
+        self._call()
         return self.result
 
 
@@ -121,7 +122,7 @@ class Communicator:
         self._settings = settings = agree(peers, settings)
         library()
         self._group = form(peers)
-        self._channel = Channel(self._group)
+        self._channel = Channel(self._group, settings.spin)
         self.topology: Topology = self._channel.topology
         self._plans = Plans(self._channel, settings.timeout)
         self._regions = self._channel.regions

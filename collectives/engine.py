@@ -6,7 +6,6 @@ interpreter's lock; in between, Python sees interrupts, deadlines, and processes
 """
 
 import ctypes
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from collectives.channel import Channel
 from collectives.errors import CollectiveTimeout, CommunicatorBroken
+from collectives.gate import Gate
 from collectives.native import layout as st
 from collectives.native.library import ADVANCE_NS, library
 from collectives.native.program import Program
@@ -88,7 +88,7 @@ class Engine:
     """All channels with unfinished calls, and one lock around what they share."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = Gate()
         self.busy: list[Channel] = []
         self.timeline: Timeline | None = None  # told of every call that ends
         self._addresses = (ctypes.c_int64 * 64)()
@@ -96,8 +96,13 @@ class Engine:
 
     def call(self, channel: Channel, program: Program, source: int, target: int, keep: Any = None) -> None:
         """Run to the end. Nothing but compiled code between start and end, where it is quick and nothing else runs."""
+        lock = self.lock
         try:
-            with self.lock:
+            try:
+                lock.take()
+            except IndexError:
+                lock.wait()
+            try:
                 if channel.broken is not None:
                     raise channel.broken_now()
                 if not self.busy and self.timeline is None:
@@ -111,6 +116,8 @@ class Engine:
                         self._end(channel)
                 else:
                     work = self._submit(Work(channel, Prepared(program, source, target, None, keep)))
+            finally:
+                lock.put(None)
         except BaseException:
             if channel.broken is None and program.running:  # a signal's handler has raised
                 channel.pinned.append((keep, program))
@@ -153,10 +160,13 @@ class Engine:
     def wait(self, work: Work, timeout: float | None = None) -> None:
         """Until the call has ended, one way or the other."""
         until = None if timeout is None else time.monotonic() + timeout
+        idle_since = 0.0
         try:
             while not work.ended:
                 self.turn()
+                self.lock.give_way()
                 work.channel.watch(work)
+                idle_since = work.channel.nap(idle_since)
                 if until is not None and time.monotonic() > until and not work.ended:
                     raise CollectiveTimeout(f"{work.channel.describe(work.program)} is not done after {timeout} s")
         except CollectiveTimeout:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collectives.communicator import Communicator
 
 TIMEOUT_SECONDS = 1800.0  # as PyTorch's
+SPIN = 10  # good with a core per rank and with more ranks than cores alike
 SWITCHES = ("TREERING_LINKS", "TREERING_KERNELS")  # by which ranks part their memory, or leave kernels to schedules
 Override = tuple[str, dict[str, Any]]
 
@@ -29,6 +30,7 @@ class Settings:
     timeout: float
     overrides: Mapping[str, Override]
     overridden_by: str  # argument or environment
+    spin: int = SPIN  # pauses before a wait yields
 
     @classmethod
     def attempt(cls, *given: Any) -> "Settings | Exception":
@@ -58,7 +60,7 @@ class Settings:
         if table is not None:
             table = table if isinstance(table, Table) else load(table)
             table.check(table.origin, refused)
-        return cls(table, seconds(timeout, "timeout"), overrides, by)
+        return cls(table, seconds(timeout, "timeout"), overrides, by, pauses(os.environ.get("TREERING_SPIN")))
 
     def with_table(self, table: str | os.PathLike[str] | Table) -> "Settings | Exception":
         """The same with another table, or why that cannot be."""
@@ -133,6 +135,15 @@ def refused(rule: Rule) -> str | None:
     except ValueError as error:
         return str(error)
     return None
+
+
+def pauses(given: str | None) -> int:
+    """TREERING_SPIN. ValueError unless it is a number of pauses."""
+    if not given:
+        return SPIN
+    if not given.isascii() or not given.isdigit():
+        raise ValueError(f"TREERING_SPIN is {given!r}; it is how many pauses a wait makes before it yields, 0 or more")
+    return int(given)
 
 
 def folds_once(collective: str, algorithm: str) -> bool:

@@ -13,7 +13,6 @@ from collectives.native.storage import Memory
 from collectives.native.window import SharedWindow
 from collectives.peers import Peers
 
-SPIN = 10  # pauses before a wait yields: good with a core per rank and with more ranks than cores alike
 FIFO_BYTES = 8 << 20  # at most, of one rank
 PR_SET_PTRACER = 0x59616D61
 AHEAD = 2  # pieces that a send may be ahead of its round's receive
@@ -41,7 +40,7 @@ def mpi_functions() -> tuple[int, int, int]:
 class Endpoint:
     """Memory that all plans of a communicator share, whose ranks are `comm`; those of this node are `node`."""
 
-    def __init__(self, comm: Peers, node: Peers, spin: int = SPIN):
+    def __init__(self, comm: Peers, node: Peers, spin: int):
         self.comm, self.node = comm, node
         self.lanes, self.slots, self.depth, self.payload = fifo_shape(node.size, comm.mpi is not None)
         n_fifos = node.size * self.lanes * self.slots

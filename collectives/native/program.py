@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
+from functools import partial
 
 from collectives import layout as at
 from collectives.native import layout as st
@@ -55,15 +56,12 @@ class Program:
         self.reason = ""  # why the last call that prepared it chose its algorithm
         self.set_timeout(None)
         endpoint.reserve(words[at.SCRATCH_BYTES] + words[at.SLOT_BYTES])
-        self._run, self._start = library().run, library().start
+        self.run = partial(library().run, self.address)  # (source, target): start, and advance for about 2 ms
+        self._start = library().start
 
     def set_timeout(self, seconds: float | None) -> None:
         """Of the next call; None: the communicator's."""
         self.state[st.TIMEOUT_NS] = int((self.timeout if seconds is None else seconds) * 1e9)
-
-    def run(self, source: int, target: int) -> int:
-        """Start, and advance for about 2 ms: DONE, PENDING or ERROR."""
-        return self._run(self.address, source, target)
 
     def start(self, source: int, target: int) -> None:
         self._start(self.address, source, target)

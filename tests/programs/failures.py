@@ -144,7 +144,8 @@ def interrupt_at_once() -> Seen:
     plan()
     if RANK == LAST:
         time.sleep(0.5)
-    run = plan._program.run
+    program = plan._call.args[1]
+    run = program.run
 
     def run_and_raise(*buffers: int) -> int:
         status = run(*buffers)
@@ -153,7 +154,7 @@ def interrupt_at_once() -> Seen:
         return status
 
     if RANK == 0:
-        plan._program.run = run_and_raise  # type: ignore[assignment, method-assign]
+        program.run = run_and_raise
     return then(comm, plan)
 
 
