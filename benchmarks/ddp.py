@@ -1,9 +1,10 @@
 """Whole DDP training steps: forward and backward alone, over Gloo, and over treering's hook; interleaved in one run.
 
-    python benchmarks/ddp.py -n 2 [--models mlp,cnn] [--steps 60] [--table FILE] [--json FILE]
+    python -m benchmarks.ddp -n 2,4 [--models mlp,cnn] [--steps 60] [--table FILE] [--json FILE] [--plot FILE]
 
-A step's time is its slowest rank's. Gradients are compared too: a fast step that computes something else is no step.
-Exit status 1 where they differ by more than rounding (on two ranks: by anything).
+A step's time is its slowest rank's. Printed are medians, paired ratios with their 95 % interval, and which of the
+project's goals are met. Gradients are compared too: a fast step that computes something else is no step. Exit status 1
+where they differ by more than rounding (on two ranks: by anything), or where a launch failed.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,21 +24,23 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import collectives
+from benchmarks.ddp_plot import CONTENDERS, give, summary
+from benchmarks.peers_plot import machine
 from integrations.torch_ddp import register
 from integrations.torch_launch import init_process_group
 from tuner import launch
-from tuner.statistics import median_interval, ratio_interval
 
 WARM_UP = 10
+Made = tuple[nn.Module, torch.Tensor]
 
 
-def mlp() -> tuple[nn.Module, torch.Tensor]:
+def mlp() -> Made:
     """6.3 M parameters, batch 16."""
     blocks = [block for _ in range(6) for block in (nn.Linear(1024, 1024), nn.ReLU())]
     return nn.Sequential(*blocks), torch.randn(16, 1024)
 
 
-def cnn() -> tuple[nn.Module, torch.Tensor]:
+def cnn() -> Made:
     """1.7 M parameters, batch 8."""
     convolutions = [
         nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1, stride=2), nn.ReLU(),
@@ -46,52 +50,69 @@ def cnn() -> tuple[nn.Module, torch.Tensor]:
     return nn.Sequential(*convolutions, *dense), torch.randn(8, 3, 32, 32)
 
 
-MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {"mlp": mlp, "cnn": cnn}
+def transformer() -> Made:
+    """10 M parameters: an embedding, three encoder layers 512 wide, a head; batch 4, of 16 tokens each."""
+    layers = [nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.0, batch_first=True) for _ in range(3)]
+    tokens = torch.randint(0, 512, (4, 16))
+    return nn.Sequential(nn.Embedding(512, 512), *layers, nn.Linear(512, 512)), tokens
 
 
-def measure(name: str, steps: int, table: str | None, comm: collectives.Communicator) -> list[dict[str, Any]]:
-    """A row for each contender: milliseconds of a step, and the ratio to Gloo's of the same moment."""
+MODELS: dict[str, Callable[[], Made]] = {"mlp": mlp, "cnn": cnn, "transformer": transformer}
+
+
+# ---------------------------------------------------------------- what each rank does
+def measure(name: str, steps: int, options: argparse.Namespace, comm: collectives.Communicator) -> dict[str, Any]:
+    """Milliseconds of each contender's steps, the slowest rank's, in the order in which they were taken."""
 
     def model() -> nn.Module:
         torch.manual_seed(0)
         return MODELS[name]()[0]
 
-    batch = MODELS[name]()[1] * (1 + comm.rank)
-    gloo, ours = (DistributedDataParallel(model(), gradient_as_bucket_view=True) for _ in range(2))
-    state = register(ours, table=table)
-    contenders = {"alone": model(), "gloo": gloo, "treering": ours}
+    torch.manual_seed(1 + comm.rank)
+    batch = MODELS[name]()[1]
+
+    def step(contender: nn.Module) -> float:
+        contender.zero_grad(set_to_none=False)
+        comm.barrier()
+        start = time.perf_counter()
+        contender(batch).square().mean().backward()
+        return time.perf_counter() - start
+
+    contenders, first = {"alone": model()}, {}
+    step(contenders["alone"])  # whatever torch makes at first use, for all of them
+    for contender in CONTENDERS[1:]:
+        comm.barrier()
+        start = time.perf_counter()
+        ddp = contenders[contender] = DistributedDataParallel(model(), gradient_as_bucket_view=True)
+        if contender == "treering":
+            state = register(ddp, table=options.table, overlap=options.overlap)
+        step(ddp)
+        first[contender] = time.perf_counter() - start
     seconds: dict[str, list[float]] = {contender: [] for contender in contenders}
     order, shuffle = list(contenders), random.Random(1)
-    for step in range(WARM_UP + steps):
+    for number in range(WARM_UP + steps):
         shuffle.shuffle(order)
         for contender in order:
-            contenders[contender].zero_grad(set_to_none=False)
-            comm.barrier()
-            start = time.perf_counter()
-            loss: torch.Tensor = contenders[contender](batch).square().mean()
-            loss.backward()
-            if step >= WARM_UP:
-                seconds[contender].append(time.perf_counter() - start)
+            taken = step(contenders[contender])
+            if number >= WARM_UP:
+                seconds[contender].append(taken)
     drift = max(
         float((a.grad - b.grad).abs().max() / a.grad.abs().max().clamp(min=1e-30))
-        for a, b in zip(gloo.parameters(), ours.parameters(), strict=True)
+        for a, b in zip(contenders["gloo"].parameters(), contenders["treering"].parameters(), strict=True)
         if a.grad is not None and b.grad is not None
     )
-    slowest = {key: comm.allreduce(torch.tensor(times).double(), op="max").tolist() for key, times in seconds.items()}
-    algorithms = sorted({row["algorithm"] for row in state.report()})
+
+    def slowest(values: list[float]) -> list[float]:
+        found: list[float] = comm.allreduce(torch.tensor(values).double(), op="max").tolist()
+        return found
+
+    times = {key: [1e3 * each for each in slowest(values)] for key, values in seconds.items()}
+    report = state.report()
     state.close()
-    rows = []
-    for contender, times in slowest.items():
-        time_ms, ratio = median_interval([1e3 * t for t in times]), ratio_interval(times, slowest["gloo"])
-        rows.append(
-            {
-                "model": name, "contender": contender, "median_ms": time_ms.median, "low_ms": time_ms.low,
-                "high_ms": time_ms.high, "over_gloo": ratio.median, "over_gloo_low": ratio.low,
-                "over_gloo_high": ratio.high, "gradient_difference": drift if contender == "treering" else 0.0,
-                "algorithms": algorithms if contender == "treering" else [],
-            }
-        )  # fmt: skip
-    return rows
+    return {
+        "model": name, "ms": times, "first_step_s": dict(zip(first, slowest(list(first.values())), strict=True)),
+        "gradient_difference": max(slowest([drift])), "buckets": report,
+    }  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
@@ -99,36 +120,43 @@ def run(options: argparse.Namespace) -> int:
     comm = collectives.Communicator()
     threads = max(1, len(os.sched_getaffinity(0)) // max(comm.topology.ranks_per_node))
     torch.set_num_threads(threads)
-    rows = [row for name in options.models.split(",") for row in measure(name, options.steps, options.table, comm)]
+    cases = [measure(name, options.steps, options, comm) for name in options.models.split(",")]
     if comm.rank == 0:
-        print(f"{'model':8}{'contender':12}{'ms a step':>12}{'95 % interval':>18}{'over Gloo':>12}")
-        for row in rows:
-            interval = f"{row['low_ms']:.2f} to {row['high_ms']:.2f}"
-            print(
-                f"{row['model']:8}{row['contender']:12}{row['median_ms']:12.2f}{interval:>18}{row['over_gloo']:12.2f}"
-                f"   {', '.join(row['algorithms'])}"
-            )
-        if options.json:
-            context = {"ranks": comm.size, "topology": comm.topology.fingerprint, "torch": torch.__version__}
-            options.json.write_text(json.dumps({"context": {**context, "threads": threads}, "rows": rows}, indent=1))
-    allowed = 0.0 if comm.size <= 2 else 1e-4
-    return int(any(row["gradient_difference"] > allowed for row in rows))
+        found = {"ranks": comm.size, "topology": comm.topology.fingerprint, "threads": threads, "cases": cases}
+        options.json.write_text(json.dumps(found))
+    comm.close()
+    return 0
+
+
+# ---------------------------------------------------------------- what starts them
+def launch_of(ranks: int, folder: Path) -> dict[str, Any] | None:
+    """The figures of one launch of this very command; None where it failed."""
+    file = folder / f"{ranks}.json"
+    started = launch.command(ranks, ["-m", "benchmarks.ddp", *sys.argv[1:], "--json", str(file)])
+    settings = {**os.environ, **started.environment}
+    done = subprocess.run(started.command, env=settings, check=False)
+    found: dict[str, Any] | None = json.loads(file.read_text()) if done.returncode == 0 else None
+    return found
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-n", "--ranks", type=int, default=2, help="how many ranks to start")
-    parser.add_argument("--models", default="mlp,cnn", help="of " + ", ".join(MODELS))
+    parser.add_argument("-n", "--ranks", default="2", help="how many ranks to start: 2, or 2,4 for a launch of each")
+    parser.add_argument("--models", default=",".join(MODELS), help="of " + ", ".join(MODELS))
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--table", help="a tuning table, as `treering tune` writes it")
+    parser.add_argument("--overlap", choices=("auto", "thread", "inline"), default="auto")
     parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--plot", type=Path, help="draw them here (.png, .svg or .pdf)")
     options = parser.parse_args()
     if unknown := set(options.models.split(",")) - set(MODELS):
         parser.error(f"--models: {', '.join(sorted(unknown))} unknown; there are {', '.join(MODELS)}")
     if launch.announced() is not None:
         return run(options)
-    ranks = launch.command(options.ranks, sys.argv)
-    return subprocess.run(ranks.command, env={**os.environ, **ranks.environment}, check=False).returncode
+    with tempfile.TemporaryDirectory() as folder:
+        launches = [launch_of(int(ranks), Path(folder)) for ranks in options.ranks.split(",")]
+    found = [each for each in launches if each is not None]
+    return max(give(machine(), summary(found), options.json, options.plot), int(None in launches))
 
 
 if __name__ == "__main__":

@@ -232,6 +232,7 @@ class Calls:
         if copied:
             source = Packed([source]).view
         program = self.plans.program(call, one_pass)
+        program.choices = choice
         return Prepared(program, source.address, target.address, result, (source, target), finish, choice, copied)
 
     def _must_widen(self, collective: str, choice: Choices, dtype: str, options: Options) -> bool:

@@ -70,6 +70,20 @@ class Channel:
             elif self.hosts.stopped is not None:
                 self.fail_head(st.STOPPED)
 
+    def stamp(self) -> None:
+        """From now on publish when this rank comes to each call. All ranks of the node must, for `arrivals` to know."""
+        self.endpoint.words[st.STAMPS] = 1
+
+    def arrivals(self, sequence: int) -> dict[int, int] | None:
+        """When each rank of the node came to a call, in nanoseconds of the clock of time.monotonic_ns().
+
+        None where some rank has not said so, or the board has forgotten the call, which it does after some 16 more.
+        """
+        if not self.endpoint.has_board:
+            return None
+        found = {rank: self.endpoint.arrival(i, sequence) for i, rank in enumerate(self.ranks_of_node)}
+        return None if 0 in found.values() else found
+
     def nap(self, idle_since: float) -> float:
         """Sleep a little where nothing moves, less than what has been waited already; since when nothing moves, or 0.
 

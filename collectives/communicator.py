@@ -2,12 +2,13 @@
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any
 
-from collectives import exits
+from collectives import exits, timeline
 from collectives.calls import Calls, Choices, Options, Prepared
 from collectives.channel import Channel
 from collectives.dtypes import DTYPES, ITEMSIZE, check
@@ -137,6 +138,7 @@ class Communicator:
         self._last: tuple[Program, Choices] | Choice | None = None
         self._closed = False
         exits.watch(self._channel)
+        ENGINE.timeline = timeline.watch(self._channel, ENGINE.timeline)
 
     # ------------------------------------------------------------ collectives
     def allreduce(
@@ -359,7 +361,12 @@ class Communicator:
             raise UnsupportedError("native=True blocks; treering's own algorithms serve blocking=False")
         source, target, result = self._calls.pair(x, out, op)
         self._drain()  # it would let nothing move until it returns
+        began = time.monotonic_ns()
         allreduce(mpi, source, target, op)
+        if ENGINE.timeline is not None:
+            about = {"bytes": target.n_bytes, "dtype": target.dtype, "op": op, "algorithm": NATIVE, "waited_us": None}
+            with ENGINE.lock:
+                ENGINE.timeline.span(self._channel, f"allreduce {NATIVE}", began, time.monotonic_ns(), about)
         target.restore()
         return result
 

@@ -9,7 +9,7 @@ import ctypes
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from collectives.channel import Channel
 from collectives.errors import CollectiveTimeout, CommunicatorBroken
@@ -17,6 +17,9 @@ from collectives.gate import Gate
 from collectives.native import layout as st
 from collectives.native.library import ADVANCE_NS, library
 from collectives.native.program import Program
+
+if TYPE_CHECKING:
+    from collectives.timeline import Timeline
 
 
 @dataclass
@@ -34,7 +37,11 @@ class Prepared:
 
 
 class Work:
-    """A call under way. `done` asks, `wait` waits and returns the call's result."""
+    """A call under way. `done` asks, `wait` waits and returns the call's result.
+
+    `started_ns`, `ended_ns`: when it was its turn, and when it was done, on the clock of time.monotonic_ns().
+    `sequence`: its number among the communicator's calls.
+    """
 
     def __init__(self, channel: Channel, prepared: Prepared, timeout: float | None = None):
         self.channel, self.program, self.result = channel, prepared.program, prepared.result
@@ -42,6 +49,7 @@ class Work:
         self.keep, self.finish, self.timeout = prepared.keep, prepared.finish, timeout
         self.began = time.monotonic()
         self.ended, self.error = False, None  # type: bool, BaseException | None
+        self.started_ns = self.ended_ns = self.sequence = 0
 
     def done(self) -> bool:
         """Whether the call has finished; advances it a little. Raises what made it fail."""
@@ -62,7 +70,9 @@ class Work:
     def start(self) -> None:
         if self.timeout is not None:
             self.program.set_timeout(self.timeout)
+        self.started_ns = time.monotonic_ns()
         self.program.start(self.source, self.target)
+        self.sequence = self.program.state[st.SEQ]
 
     def _outcome(self) -> bool:
         if self.error is not None:
@@ -81,6 +91,7 @@ class Engine:
     def __init__(self) -> None:
         self.lock = Gate()
         self.busy: list[Channel] = []
+        self.timeline: Timeline | None = None  # told of every call that ends
         self._addresses = (ctypes.c_int64 * 64)()
         self._addresses_at = ctypes.addressof(self._addresses)
 
@@ -95,7 +106,7 @@ class Engine:
             try:
                 if channel.broken is not None:
                     raise channel.broken_now()
-                if not self.busy:
+                if not self.busy and self.timeline is None:
                     status = program.run(source, target)
                     if status == st.DONE:
                         return
@@ -176,7 +187,9 @@ class Engine:
         failed = work.program.state[st.STATUS] == st.BROKEN
         if failed:
             work.error = channel.fail(work)
-        work.ended = True
+        work.ended, work.ended_ns = True, time.monotonic_ns()
+        if self.timeline is not None:
+            self.timeline.add(work)
         if work.timeout is not None:
             work.program.set_timeout(None)
         if failed:

@@ -19,6 +19,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from collectives.advice import BucketAdvice, Name
+from collectives.advice import Value as Value
 from collectives.errors import TableError
 
 SCHEMA = 1
@@ -36,11 +38,9 @@ OP_CLASS = {name: kind for kind, names in OP_CLASSES.items() for name in names}
 ANY = "any"
 ORDINARY, SYMMETRIC = STORAGES = ("ordinary", "symmetric")
 
-Value = bool | int | float | str | None
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Ranks = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 Amount = Annotated[float, msgspec.Meta(ge=0)]
-Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -113,6 +113,7 @@ class Table(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True)
     links: list[LinkCost] = []
     samples: str | None = None
     rules: list[Rule]
+    ddp: list[BucketAdvice] = []
 
     @property
     def origin(self) -> str:
@@ -143,7 +144,22 @@ class Table(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True)
         for _, same in groupby(numbered, key=lambda item: item[1].key):
             _check_cover(list(same), where)
         self.rules = [rule for _, rule in numbered]
+        self._check_advice(where, refusal)
         return self
+
+    def _check_advice(self, where: object, refusal: Callable[[Rule], str | None] | None) -> None:
+        for index, advice in enumerate(self.ddp):
+            wrong = advice.wrong()
+            if wrong is None and refusal and advice.chosen.algorithm:
+                wrong = refusal(_always(advice.chosen.algorithm, advice.chosen.params))
+            if any(other.signature == advice.signature for other in self.ddp[:index]):
+                wrong = f"a second advice for signature {advice.signature}; keep one"
+            if wrong:
+                raise TableError(f"{where}: ddp[{index}] ({advice.model}): {wrong}")
+
+    def advice(self, signature: str) -> BucketAdvice | None:
+        """What there is for the model with this signature (integrations.bucket_advice makes them)."""
+        return next((each for each in self.ddp if each.signature == signature), None)
 
     def digest(self) -> str:
         """16 hexadecimal digits of all that this table decides, equal on ranks that hold the same table."""
@@ -151,7 +167,8 @@ class Table(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True)
             (*rule.key, rule.min_bytes, rule.max_bytes, rule.algorithm, sorted(rule.params.items()))
             for rule in self.rules
         ]
-        text = msgspec.json.encode([self.topology.fingerprint, decides])
+        advised = sorted((each.signature, each.best, each.measured) for each in self.ddp)
+        text = msgspec.json.encode([self.topology.fingerprint, decides, *([advised] if advised else [])])
         return hashlib.sha256(text).hexdigest()[:16]
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -161,6 +178,8 @@ class Table(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True)
         head = {name: getattr(self, name) for name in ("schema", "treering", "created", "topology", "links", "samples")}
         lines = [f" {_text(name)}: {_text(value)}" for name, value in head.items()]
         lines.append(' "rules": [\n' + ",\n".join(f"  {_text(rule)}" for rule in self.rules) + "\n ]")
+        advice = ",\n".join(f"  {_text(each)}" for each in self.ddp)
+        lines.append(f' "ddp": [\n{advice}\n ]' if advice else ' "ddp": []')
         _write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n")
         self.__dict__["path"] = str(path)
 
@@ -174,6 +193,11 @@ class Table(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True)
         keys = ((collective, d, o, storage) for d in _wider(dtype, DTYPE_CLASS) for o in _wider(op, OP_CLASS))
         matching = ([rule for rule in self.rules if rule.key == key] for key in keys)
         return next(filter(None, matching), [])
+
+
+def _always(algorithm: str, params: dict[str, Value]) -> Rule:
+    """The rule by which an allreduce of any size is served so."""
+    return Rule(collective="allreduce", min_bytes=0, max_bytes=None, algorithm=algorithm, params=params)
 
 
 def _wider(name: str | None, classes: Mapping[str, str]) -> Iterator[str]:

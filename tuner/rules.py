@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from itertools import groupby, pairwise
 from typing import Any
 
+from collectives.advice import BucketAdvice
 from collectives.table import ANY, DTYPE_CLASS, OP_CLASS, Place, Rule, RunnerUp, Table
 from tuner.search import Measured
 from tuner.space import BASELINE, Candidate
@@ -79,12 +80,22 @@ def place_of(topology: Any) -> Place:
     )
 
 
-def table_of(topology: Any, release: str, samples: str, rules: Sequence[Rule], earlier: Table | None) -> Table:
-    """A table of these rules, and of an earlier one's for the same topology on which they do not bear."""
-    kept: list[Rule] = []
+def table_of(
+    topology: Any,
+    release: str,
+    samples: str | None,
+    rules: Sequence[Rule],
+    earlier: Table | None,
+    advice: BucketAdvice | None = None,
+) -> Table:
+    """A table of these rules and this advice, and of what an earlier one for the same topology has beside them."""
+    kept, advised = list[Rule](), [advice] if advice else []
     if earlier is not None and earlier.topology.fingerprint == topology.fingerprint:
         new = {rule.key for rule in rules}
         kept = [rule for rule in earlier.rules if rule.key not in new]
+        advised += [each for each in earlier.ddp if advice is None or each.signature != advice.signature]
+        samples = samples or earlier.samples
     now = datetime.now(UTC).isoformat(timespec="seconds")
     place = place_of(topology)
-    return Table(treering=release, created=now, topology=place, samples=samples, rules=[*kept, *rules]).check()
+    whole = [*kept, *rules]
+    return Table(treering=release, created=now, topology=place, samples=samples, rules=whole, ddp=advised).check()

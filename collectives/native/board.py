@@ -26,9 +26,10 @@ from collectives.native.layout import (
     NODE_SIZE,
     PUBLISHED,
     SEQ,
+    STAMPS,
     WINDOW,
 )
-from collectives.native.memory import cold, inlined, load_acquire, store_release, words
+from collectives.native.memory import cold, inlined, load_acquire, now_ns, store_release, words
 
 
 @njit(**inlined)
@@ -67,6 +68,8 @@ def publish(state: int) -> int:
         E = words(entry)
         for k in range(FINGERPRINT_WORDS):
             E[1 + k] = S[FINGERPRINT_0 + k]
+        if C[STAMPS]:
+            E[1 + FINGERPRINT_WORDS] = now_ns()
         store_release(entry, S[SEQ])
         store_release(news_of(C[BOARD], C[NODE_RANK]) + 8 * PUBLISHED, S[SEQ])
     S[GATED] = 0

@@ -145,6 +145,13 @@ class Endpoint:
         words = list((ctypes.c_int64 * 8).from_address(where))
         return words[1 : 1 + st.FINGERPRINT_WORDS] if words[0] == seq else []
 
+    def arrival(self, rank: int, seq: int) -> int:
+        """When a node rank came to its call number `seq`, in nanoseconds; 0 if it has not said so, or long ago."""
+        assert self.window is not None
+        where = self.window.address + rank * st.BOARD_BYTES + 64 * (1 + seq % st.HISTORY)
+        words = (ctypes.c_int64 * 8).from_address(where)
+        return words[1 + st.FINGERPRINT_WORDS] if words[0] == seq else 0
+
 
 def may_read_peers(node: Peers, pids: list[int]) -> bool:
     """Whether all ranks of the node can copy from each other's memory. Collective.

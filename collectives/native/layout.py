@@ -30,7 +30,7 @@ SEGMENT, ROUND, POSTED, ROWS_NOW, ROWS_AT = range(5)
 (MPI_ISEND, MPI_IRECV, MPI_TEST, MPI_COMM, MPI_BYTE, STATUS_IGNORE, SPIN, ARENA,
  NODE_SIZE, NODE_RANK, BOARD, LAST_SEQ, GATE_LIMIT, FIFOS_AT, FIFO_LANES, FIFO_SLOTS,
  COMPARED_AT, PIDS_AT, KERNELS, KERNEL_PIECES, KERNEL_CALLS, ALL_ENDED, CHAIN, TAG_MASK,
- REGIONS) = range(25)  # fmt: skip
+ REGIONS, STAMPS) = range(26)  # fmt: skip
 COMM_HEADER = 32
 
 # --- FIFO as one of its ends sees it: (in, out) for each (peer on the node, lane, slot of the lane) ---
@@ -44,7 +44,7 @@ INLINE_BYTES = 48  # a payload of up to this shares the header's line
 (PUBLISHED, BOARD_STATUS, WAITS_FOR, WAITS_SINCE) = range(4)
 HISTORY = 64  # calls remembered; an entry is a line: sequence number, then the fingerprint's words
 WINDOW = 48  # how far a rank may run ahead of its node's slowest
-ENTRY_WORDS = 8
+ENTRY_WORDS = 8  # and when the rank came to it, where its communicator STAMPS
 BOARD_BYTES = 64 * (1 + HISTORY)  # of one rank
 
 # --- node kernels: of each rank, lines of counters that only grow, then two halves of staging, used in turn ---

@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from collectives import layout as at
 from collectives.native import layout as st
@@ -65,6 +65,7 @@ class Program:
             state[st.FINGERPRINT_0 + i] = word
         state[st.CALL_DIGEST] = hash(tuple(fingerprint[: st.COMPARED_WORDS]))  # of numbers: equal in all processes
         self.timeout = timeout
+        self.choices: Any = None  # of the last call that prepared it
         self.set_timeout(None)
         endpoint.reserve(words[at.SCRATCH_BYTES] + words[at.SLOT_BYTES])
         self.run = partial(library().run, self.address)  # (source, target): start, and advance for about 2 ms

@@ -1,9 +1,13 @@
 """The PyTorch door: parity with plain DDP, refusals, the way out, and process groups without MASTER_ADDR."""
 
 import json
+from itertools import pairwise
 
+import msgspec
 import pytest
 
+from collectives import timeline
+from collectives.table import load
 from integrations import torch_launch
 from tests import launch
 
@@ -25,15 +29,32 @@ CASES = (
     "100 MB bucket",
     "several dtypes",
     "complex",
+    "helper thread",
+    "helper thread, bucket views, accumulation",
+    "helper thread, static graph",
+    "closed while busy",
+    "overlap tried out",
     "uneven inputs",
     "two models",
     "the user's calls",
-    "compression wrapper",
+    "sub-groups",
+    "float16 wrapper",
+    "bfloat16 wrapper",
+    "infinite gradient",
+    "compiled",
     "real training",
     "report",
     "table",
 )
-TRAINED_BY = ("plain", "unused parameters", "several dtypes", "1 KB buckets", "real training", "uneven inputs")
+TRAINED_BY = (
+    "plain",
+    "unused parameters",
+    "several dtypes",
+    "1 KB buckets",
+    "helper thread",
+    "uneven inputs",
+    "real training",
+)
 
 
 def lines(output: str) -> dict[str, dict]:
@@ -74,7 +95,6 @@ REFUSALS = {
     "closed communicator": ("CommunicatorBroken", ["closed"]),
     "closed state": ("CommunicatorBroken", ["closed", "rank 0 was averaging DDP's bucket 0"]),
     "other ranks": ("ValueError", ["2 ranks", "comm="]),
-    "thread": ("UnsupportedError", ["overlap", "inline"]),
     "compression": ("UnsupportedError", ["compression", "fp16_compress_wrapper"]),
     "unknown overlap": ("ValueError", ["some", "inline"]),
     "unknown zero copy": ("ValueError", ["some", "auto"]),
@@ -93,8 +113,8 @@ def test_refusals_say_what_and_the_mend(mpich):
         assert all(word in seen[case]["text"] for word in words), seen[case]
 
 
-def check_that_it_ends(ranks, way, cause):
-    done = ranks.run(2, ["-m", "tests.programs.ddp_stops", way])
+def check_that_it_ends(ranks, cause, *way):
+    done = ranks.run(2, ["-m", "tests.programs.ddp_stops", *way])
     said = launch.describe(done.args, done.returncode, done.stdout, done.stderr)
     assert done.returncode != 0, said
     assert cause in done.stderr, said
@@ -102,7 +122,7 @@ def check_that_it_ends(ranks, way, cause):
 
 
 def test_a_rank_that_raises_in_backward_ends_the_job(mpi):
-    check_that_it_ends(mpi, "raise", "ArithmeticError: the loss exploded on rank 1")
+    check_that_it_ends(mpi, "ArithmeticError: the loss exploded on rank 1", "raise")
 
 
 @pytest.mark.parametrize(
@@ -111,15 +131,48 @@ def test_a_rank_that_raises_in_backward_ends_the_job(mpi):
         ("sleep", "CollectiveTimeout"),
         ("differ", "MismatchError"),
         ("die", ""),  # which survivor gets to speak is the launcher's choice
+        ("sleep thread", "CollectiveTimeout"),
+        ("raise thread", "ArithmeticError: the loss exploded on rank 1"),
     ],
 )
 def test_training_that_goes_wrong_ends_the_job(mpich, way, cause):
-    check_that_it_ends(mpich, way, cause)
+    check_that_it_ends(mpich, cause, *way.split())
 
 
-def test_state_resumes_at_another_number_of_ranks(mpich, tmp_path):
+def test_workers_of_data_loaders_never_initialise_mpi(mpich):
+    """Forked and spawned; and the ranks end by themselves with their helper threads at work."""
+    found = json.loads(mpich(2, "ddp_workers").stdout)
+    assert found == {way: [[1.5] * 4, [False, False]] for way in ("spawn", "fork")}
+
+
+def test_tune_advises_a_bucket_size(mpich, tmp_path):
+    table = tmp_path / "table.json"
+    arguments = ("--ddp", "tests.programs.ddp_factory:make", "--budget", "2s", "--output", str(table), "--json")
+    done = mpich.run(2, ["-m", "tuner.cli", "tune", *arguments], env={"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    (advice,) = load(table).ddp
+    assert msgspec.to_builtins(advice) == json.loads(done.stdout)
+    assert [way.bucket_cap_mb for way in advice.measured[:2]] == [None, 1.0]
+    assert [sum(way.buckets) for way in advice.measured] == [4 * (512 * 512 + 512) * 3] * len(advice.measured)
+    assert advice.measured[0].over_default == 1
+
+
+def test_state_resumes_at_another_number_of_ranks_and_the_timeline_has_every_call(mpich, tmp_path):
     mpich(2, "ddp_checkpoint", "save", tmp_path / "state.pickle")
-    mpich(3, "ddp_checkpoint", "resume", tmp_path / "state.pickle")
+    mpich(3, "ddp_checkpoint", "resume", tmp_path / "state.pickle", env={"TREERING_TIMELINE": tmp_path / "trace.json"})
+    files = [tmp_path / f"trace.{rank}.json" for rank in range(3)]
+    events = [[event for event in json.loads(file.read_text()) if event["ph"] == "X"] for file in files]
+    calls = [[(event["name"], event["args"]["bytes"]) for event in each] for each in events]
+    assert calls[0] == calls[1] == calls[2]
+    assert ("allreduce one_shot", 80) in calls[0]  # the bucket
+    assert ("barrier", 0) in calls[0]  # the program's own
+    for rank, each in enumerate(events):
+        assert all(event["pid"] == rank and event["dur"] > 0 and event["args"]["waited_us"] >= 0 for event in each)
+        assert all(before["ts"] + before["dur"] <= after["ts"] for before, after in pairwise(each))
+        bucket = next(event for event in each if event["args"]["bytes"] == 80)
+        assert bucket["args"]["dtype"] == "float32"
+        assert "one_shot" in bucket["args"]["reason"]
+    assert len(timeline.merged(list(map(str, files)))) == sum(len(json.loads(file.read_text())) for file in files)
 
 
 def test_worlds_of_one_are_refused_with_the_mend(mpich, tmp_path):

@@ -32,7 +32,7 @@ def main(action: str, file: Path) -> None:
     assert [row["calls"] for row in state.report()] == [1], state.report()
     if action == "save" and RANK == 0:
         file.write_bytes(pickle.dumps(state))
-    MPI.COMM_WORLD.Barrier()
+    state.comm.barrier()
 
 
 if __name__ == "__main__":

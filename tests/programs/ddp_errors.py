@@ -75,7 +75,6 @@ CASES: dict[str, Callable[[], object]] = {
     "closed communicator": closed_communicator,
     "closed state": closed_state,
     "other ranks": other_ranks,
-    "thread": lambda: register(model(), overlap="thread"),
     "compression": lambda: register(model(), compression="float16"),
     "unknown overlap": lambda: register(model(), overlap="some"),
     "unknown zero copy": lambda: register(model(), zero_copy="some"),

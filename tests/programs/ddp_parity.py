@@ -1,149 +1,48 @@
 """Pairs of equal models, one on plain DDP over Gloo, one with treering's hook: their gradients must be equal bitwise.
 
-Weights, inputs and the losses' factors are small whole numbers, and losses are multiplied by the number of ranks, so
-every sum is exact whatever its order. Rank 0 prints one JSON line a case: {"case": ..., "wrong": [...]}.
+Rank 0 prints one JSON line a case: {"case": ..., "wrong": [...]}. ddp_models.py says why every sum is exact.
 """
 
-import hashlib
+import contextlib
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_wrapper
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_wrapper, fp16_compress_wrapper
 from torch.nn.parallel import DistributedDataParallel
 
+from collectives.advice import BucketAdvice, Measured
 from collectives.algorithms import names
 from collectives.table import Place, Rule, Table
+from integrations import overlap
+from integrations.bucket_advice import signature
 from integrations.torch_ddp import DDPHookState, allreduce_hook, register
 from integrations.torch_launch import init_process_group
 from tests.programs import world
-
-STEPS = 6  # buckets are rebuilt after the first, and some faults show only later
-WIDTH = 8
-
-
-def whole(*shape: int, seed: int, high: int = 1, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Whole numbers from -high to high."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(-high, high + 1, shape, generator=generator).to(dtype)
-
-
-def with_whole_weights(model: nn.Module) -> nn.Module:
-    with torch.no_grad():
-        for seed, parameter in enumerate(model.parameters()):
-            parameter.copy_(whole(*parameter.shape, seed=seed))
-    return model
-
-
-def layers(count: int, width: int = WIDTH) -> nn.Module:
-    blocks = [block for _ in range(count) for block in (nn.Linear(width, width), nn.ReLU())]
-    return with_whole_weights(nn.Sequential(*blocks[:-1]))
-
-
-class Heads(nn.Module):
-    """Two heads, of which a step uses one; and a layer that nobody ever uses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.idle = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.heads = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
-
-    def forward(self, x: torch.Tensor, head: int = 0) -> torch.Tensor:
-        return self.heads[head](self.body(x))
-
-
-class Mixed(nn.Module):
-    """Parameters of four dtypes: DDP gives each its own buckets."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dtypes = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-        self.parts = nn.ModuleList(nn.Linear(WIDTH, WIDTH, dtype=dtype) for dtype in self.dtypes)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        outs = [part(x.to(dtype)).double() for part, dtype in zip(self.parts, self.dtypes, strict=True)]
-        return torch.stack(outs)
-
-
-def backward(
-    model: nn.Module, step: int, *arguments: Any, dtype: torch.dtype = torch.float32, scale: int = world.SIZE
-) -> None:
-    """One forward and backward on this rank's own whole numbers."""
-    seed = 1000 * world.RANK + step
-    width = next(model.parameters()).shape[-1]
-    out = model(whole(4, width, seed=seed, dtype=dtype), *arguments)
-    factors = whole(*out.shape, seed=seed + 500, high=2, dtype=torch.float64)
-    loss = ((out.real if out.is_complex() else out) * factors).sum() * scale
-    loss.backward()
-
-
-def accumulate(model: DistributedDataParallel, step: int) -> None:
-    with model.no_sync():
-        backward(model, 3 * step)
-        backward(model, 3 * step + 1)
-    backward(model, 3 * step + 2)
-
-
-def twice(model: nn.Module, step: int) -> None:
-    """Two synchronised backwards without zeroing between them: the second averages the first's average too."""
-    backward(model, 2 * step, scale=world.SIZE**2)
-    backward(model, 2 * step + 1)
-
-
-def heads(model: nn.Module, step: int) -> None:
-    """One head for all in even steps, another on each rank in odd ones."""
-    backward(model, step, (step + world.RANK * (step % 2)) % 2)
-
-
-@dataclass(frozen=True)
-class Case:
-    model: Callable[[], nn.Module] = lambda: layers(3)
-    step: Callable[..., None] = backward
-    options: dict[str, Any] = field(default_factory=dict)  # of DistributedDataParallel
-    to_none: bool = True
-    steps: int = STEPS
-
-    def run(self) -> Iterator[str]:
-        plain, ours = (DistributedDataParallel(self.model(), **self.options) for _ in range(2))
-        state = register(ours)
-        for step in range(self.steps):
-            for model in (plain, ours):
-                self.step(model, step)
-            yield from differences(plain, ours, f"step {step}")
-            yield from ranks_differ(ours, f"step {step}")
-            for model in (plain, ours):
-                model.zero_grad(set_to_none=self.to_none)
-        state.close()
-
-
-def differences(plain: nn.Module, ours: nn.Module, where: str) -> Iterator[str]:
-    for (name, one), other in zip(plain.named_parameters(), ours.parameters(), strict=True):
-        if (one.grad is None) != (other.grad is None):
-            yield f"{where}: {name}: one has no gradient"
-        elif one.grad is not None and other.grad is not None and not same_bits(one.grad, other.grad):
-            yield f"{where}: {name}: {(one.grad != other.grad).sum().item()} of {one.numel()} differ"
-        elif one.grad is not None and not one.grad.isfinite().all():
-            yield f"{where}: {name}: not finite, so it proves nothing"
-
-
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return bits(one) == bits(other)
-
-
-def bits(tensor: torch.Tensor) -> bytes:
-    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(flat.numpy().tobytes()).digest()
-
-
-def ranks_differ(model: nn.Module, where: str) -> Iterator[str]:
-    mine = b"".join(bits(parameter.grad) for parameter in model.parameters() if parameter.grad is not None)
-    if len(set(world.everyone(mine))) > 1:
-        yield f"{where}: the ranks' gradients differ"
+from tests.programs.ddp_models import (
+    STEPS,
+    WIDTH,
+    Case,
+    Heads,
+    Mixed,
+    accumulate,
+    backward,
+    bits,
+    differences,
+    heads,
+    layers,
+    ranks_differ,
+    same_bits,
+    twice,
+    whole,
+    with_whole_weights,
+)
 
 
 def two_models() -> Iterator[str]:
@@ -202,19 +101,104 @@ def uneven_inputs() -> Iterator[str]:
             yield "the ranks' weights differ"
 
 
-def wrapped() -> Iterator[str]:
-    """PyTorch's float16 wrapper around our hook: small whole numbers survive it."""
+def wrapped(wrapper: Callable[..., Any], dtype: str) -> Iterator[str]:
+    """PyTorch's own wrappers around our hook, which make a new tensor each step: small whole numbers survive them."""
     plain, ours = DistributedDataParallel(layers(1)), DistributedDataParallel(layers(1))
     state = DDPHookState()
-    ours.register_comm_hook(state, fp16_compress_wrapper(allreduce_hook))
+    hook = wrapper(allreduce_hook)
+    hook.__name__ = "wrapped"  # PyTorch refuses its bfloat16 wrapper, by name, where there is no CUDA
+    ours.register_comm_hook(state, hook)
     for step in range(STEPS):
         backward(plain, step)
         backward(ours, step)
         yield from differences(plain, ours, f"step {step}")
         plain.zero_grad()
         ours.zero_grad()
-    if {row["dtype"] for row in state.report()} != {"float16"}:
+    if {row["dtype"] for row in state.report()} != {dtype}:
         yield f"buckets were not compressed: {state.report()}"
+
+
+def tried_out() -> Iterator[str]:
+    """overlap="auto" as where cores are free: steps inline and with the helper, in turn, and then the faster way."""
+    steps = overlap.SETTLING_STEPS + 2 * overlap.TRIAL_STEPS
+    model = DistributedDataParallel(layers(3), bucket_cap_mb=0.0005)
+    with mock.patch.object(overlap, "spare_cores", return_value=1):
+        state = register(model)
+    seen = []
+    for step in range(steps + 1):
+        seen.append(state.mode)
+        (model(torch.ones(1, WIDTH)).sum() * (world.RANK + 1)).backward()
+        if model.module[-1].bias.grad.tolist() != [(world.SIZE + 1) / 2] * WIDTH:
+            yield f"step {step}, {seen[-1]}: wrong average"
+        model.zero_grad()
+    trial = state._progress.trial
+    wanted = overlap.TRIAL_STEPS if world.SIZE > 1 else 0
+    if seen[:steps].count("thread") != wanted or (trial is not None and trial.verdict != seen[steps]):
+        yield f"steps were done {seen}"
+    state.close()
+
+
+def closed_while_busy() -> Iterator[str]:
+    """What the helper thread has begun is done before its communicator is closed; closing again does nothing."""
+    state = DDPHookState(overlap="thread")
+    tensors = [torch.full((1 << 18,), world.RANK + 1.0) for _ in range(4)]
+    for index, tensor in enumerate(tensors):
+        state.begin(tensor, index)
+    state.close()
+    state.close()
+    for index, tensor in enumerate(tensors):
+        if not bool((tensor == (world.SIZE + 1) / 2).all()):
+            yield f"tensor {index} was not averaged"
+
+
+def sub_groups() -> Iterator[str]:
+    """Models of parts of the ranks, each with a process group and a communicator of its own."""
+    parts = [[rank for rank in range(world.SIZE) if rank % 2 == part] for part in range(2)]
+    groups = [dist.new_group(ranks) for ranks in parts if ranks]
+    mine = world.RANK % 2
+    comm = world.communicator().split(mine)
+    plain, ours = (DistributedDataParallel(layers(3), process_group=groups[mine]) for _ in range(2))
+    register(ours, comm=comm)
+    for step in range(STEPS):
+        for model in (plain, ours):
+            backward(model, step, scale=len(parts[mine]))
+        yield from differences(plain, ours, f"step {step}")
+        for model in (plain, ours):
+            model.zero_grad()
+
+
+def infinite_gradient() -> Iterator[str]:
+    """A GradScaler and an Inf on one rank: every rank leaves the step out and lowers the scale, as with plain DDP."""
+    pair = [DistributedDataParallel(layers(2)) for _ in range(2)]
+    register(pair[1])
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.5) for model in pair]
+    scalers = [torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=100) for _ in pair]
+    for step in range(STEPS):
+        for model, optimizer, scaler in zip(pair, optimizers, scalers, strict=True):
+            loss = model(whole(4, WIDTH, seed=1000 * world.RANK + step)).sum() * world.SIZE
+            scaler.scale(loss * (torch.inf if step == 3 and world.RANK == 0 else 1)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        for one, other in zip(*(model.parameters() for model in pair), strict=True):
+            if not same_bits(one, other):
+                yield f"step {step}: weights differ"
+    scales = world.everyone([scaler.get_scale() for scaler in scalers])
+    if scales != [[4.0, 4.0]] * world.SIZE:
+        yield f"the scales are {scales}"
+
+
+def compiled() -> Iterator[str]:
+    """torch.compile around DDP, whose hooks it leaves alone. (No code is generated: that is not what is tested.)"""
+    plain, ours = (DistributedDataParallel(layers(3)) for _ in range(2))
+    register(ours)
+    fast: Any = torch.compile(ours, backend="eager")
+    for step in range(STEPS):
+        backward(plain, step)
+        backward(fast, step)
+        yield from differences(plain, ours, f"step {step}")
+        plain.zero_grad()
+        ours.zero_grad()
 
 
 def real_training() -> Iterator[str]:
@@ -249,9 +233,16 @@ def report() -> Iterator[str]:
     """What the state tells about its buckets, before and after DDP rebuilds them."""
     model = DistributedDataParallel(layers(4, 16), bucket_cap_mb=0.002)
     state = register(model)
-    for step in range(STEPS):
+    with torch.autograd.profiler.profile() as profile:
+        backward(model, 0)
+    for step in range(1, STEPS):
         backward(model, step)
     rows = state.report()
+    seen = {event.name for event in profile.function_events if event.name.startswith("treering: ")}
+    for row in (row for row in rows if row["calls"] == 1):
+        name = f"treering: wait for bucket {row['bucket']}, allreduce {row['algorithm']}, {row['bytes']} bytes"
+        if name not in seen:
+            yield f"the profiler has not seen {name!r} but {sorted(seen)}"
     total = sum(parameter.nbytes for parameter in model.parameters())
     last = [row for row in rows if row["calls"] == STEPS - 1 or row["calls"] == STEPS]
     if sum(row["bytes"] for row in last) != total:
@@ -259,8 +250,11 @@ def report() -> Iterator[str]:
     if len(last) < 2 or [row["bucket"] for row in rows] != sorted(row["bucket"] for row in rows):
         yield f"buckets missing or out of order: {rows}"
     for row in rows:
-        if row["dtype"] != "float32" or row["seconds"] <= 0:
+        if row["dtype"] != "float32" or row["seconds"] <= 0 or row["overlap"] != 0 or not 0 < row["share"] < 1:
             yield f"wrong row {row}"
+        late = row["waits_for"]
+        if (late is None) != (world.SIZE == 1) or (late and sum(late.values()) != row["calls"]):
+            yield f"who came last: {row}"
         if world.SIZE > 1 and row["algorithm"] not in names("allreduce"):
             yield f"no such algorithm: {row}"
 
@@ -271,11 +265,24 @@ def table() -> Iterator[str]:
     found = comm.topology
     place = Place(nodes=len(found.nodes), ranks_per_node=list(found.ranks_per_node), fingerprint=found.fingerprint)
     rule = Rule(collective="allreduce", min_bytes=0, max_bytes=None, algorithm="binomial_tree")
-    model = DistributedDataParallel(layers(2))
-    state = register(model, comm=comm, table=Table(topology=place, rules=[rule]))
-    backward(model, 0)
-    if world.SIZE > 1 and {row["algorithm"] for row in state.report()} != {"binomial_tree"}:
-        yield f"the table did not serve: {state.report()}"
+    ways = [way(None, 1.0), way(7.0, 0.5)]
+    advice = BucketAdvice(model="here", signature=signature(layers(2)), best=1, measured=ways)
+    for cap, serves, says in ((None, "binomial_tree", "50% faster"), (7.0, "ring", "")):
+        model, said = DistributedDataParallel(layers(2), bucket_cap_mb=cap), io.StringIO()
+        with contextlib.redirect_stderr(said):
+            state = register(model, comm=comm, table=Table(topology=place, rules=[rule], ddp=[advice]))
+        backward(model, 0)
+        if world.SIZE > 1 and {row["algorithm"] for row in state.report()} != {serves}:
+            yield f"the table did not serve: {state.report()}"
+        if world.RANK == 0 and (says not in said.getvalue() or bool(says) != ("bucket_cap_mb=7" in said.getvalue())):
+            yield f"registering said {said.getvalue()!r}"
+
+
+def way(cap: float | None, ratio: float) -> Measured:
+    """By ring, where the bucket size is given."""
+    fields = ("median_ms", "low_ms", "high_ms", "over_default", "over_default_low", "over_default_high")
+    about: dict[str, Any] = {"bucket_cap_mb": cap, "algorithm": "ring" if cap else None, "buckets": [576]}
+    return Measured(**about | dict.fromkeys(fields, ratio))
 
 
 VIEWS = {"gradient_as_bucket_view": True}
@@ -301,10 +308,21 @@ CASES: dict[str, Callable[[], Iterator[str]]] = {
         lambda: with_whole_weights(nn.Linear(WIDTH, WIDTH, dtype=torch.complex64)),
         lambda model, step: backward(model, step, dtype=torch.complex64),
     ).run,
+    "helper thread": Case(lambda: layers(4, 16), options={"bucket_cap_mb": 0.001}, keywords={"overlap": "thread"}).run,
+    "helper thread, bucket views, accumulation": Case(
+        step=accumulate, options=VIEWS, to_none=False, keywords={"overlap": "thread"}
+    ).run,
+    "helper thread, static graph": Case(options={"static_graph": True}, keywords={"overlap": "thread"}).run,
+    "closed while busy": closed_while_busy,
+    "overlap tried out": tried_out,
     "uneven inputs": uneven_inputs,
     "two models": two_models,
     "the user's calls": user_calls_between,
-    "compression wrapper": wrapped,
+    "sub-groups": sub_groups,
+    "float16 wrapper": lambda: wrapped(fp16_compress_wrapper, "float16"),
+    "bfloat16 wrapper": lambda: wrapped(bf16_compress_wrapper, "bfloat16"),
+    "infinite gradient": infinite_gradient,
+    "compiled": compiled,
     "real training": real_training,
     "report": report,
     "table": table,

@@ -1,4 +1,6 @@
-"""Training that goes wrong on rank 1 in its fourth step: the job must end, not zero, and say why. The way is argv[1].
+"""Training that goes wrong on rank 1 in its fourth step: the job must end, not zero, and say why.
+
+    ddp_stops WAY [OVERLAP]
 
 raise: its backward raises. sleep: it never comes. die: its process ends. differ: it brings a bucket of another size.
 """
@@ -40,11 +42,11 @@ class Trap(torch.autograd.Function):
         return gradient, None
 
 
-def main(way: str) -> None:
+def main(way: str, overlap: Any = "auto") -> None:
     torch.set_num_threads(1)
     init_process_group(timeout=60)
     model = DistributedDataParallel(nn.Linear(8, 8))
-    state = register(model, comm=collectives.Communicator(timeout=DEADLINE))
+    state = register(model, comm=collectives.Communicator(timeout=DEADLINE), overlap=overlap)
     for step in range(6):
         wrong = RANK == 1 and step == 3
         out = Trap.apply(model(torch.ones(2, 8)), way if wrong else "")
@@ -55,4 +57,4 @@ def main(way: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

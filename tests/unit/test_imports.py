@@ -41,7 +41,7 @@ MUST_NOT = {
     "collectives.selection": {f"collectives.{x}" for x in ("schedule", "algorithms", "native", "communicator", "plan")},
     "collectives.plan": {"collectives.native", "collectives.cuda", "collectives.communicator", "collectives.verify"},
     "collectives.native": {"collectives.communicator", "collectives.algorithms", "collectives.verify"},
-    "tuner": {"integrations", "tests"},
+    "tuner": {"tests"},
     "integrations": {"tuner", "tests"},
 }
 

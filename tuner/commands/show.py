@@ -69,6 +69,10 @@ def show(table: Table) -> None:
         for rule in rules:
             grid.add_row(*row(rule))
         console.print(grid)
+    for advice in table.ddp:
+        from tuner.ddp import shown
+
+        console.print(shown(advice), markup=False)
 
 
 def row(rule: Rule) -> tuple[str, ...]:

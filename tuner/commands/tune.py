@@ -48,6 +48,9 @@ def add(parser: argparse.ArgumentParser) -> None:
                         help="keep trials there, and go on from those that are: a file, or sqlite:///FILE")  # fmt: skip
     parser.add_argument("--output", type=Path, default=Path(f"{STEM}.json"), metavar="FILE",
                         help="the table (default: %(default)s); raw samples go beside it")  # fmt: skip
+    parser.add_argument("--ddp", metavar="MODULE:FACTORY",
+                        help="tune DDP buckets by whole steps of a PyTorch model: FACTORY() returns (model, batch) "
+                             "or (model, loss), and what is best goes into the table")  # fmt: skip
     parser.add_argument("--allow-native", action="store_true",
                         help="let rules choose the MPI library's own collective (no promises of ours)")  # fmt: skip
     parser.add_argument("--deterministic", action="store_true", help="only algorithms that fold ranks in a fixed order")
@@ -63,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
     world = enter_ranks(args)
     for name in ("TREERING_TABLE", "TREERING_ALGORITHM"):  # what is measured is named call by call
         os.environ.pop(name, None)
+    if args.ddp:
+        return tune_ddp(args, world)
     import collectives
     from tuner.measure import Session
 
@@ -82,6 +87,33 @@ def run(args: argparse.Namespace) -> int:
                 session.stop()
                 if samples:
                     samples.close()
+
+
+def tune_ddp(args: argparse.Namespace, world: Any) -> int:
+    """The DDP buckets of one model; rules that the table has serve it, and stay."""
+    try:
+        from integrations.torch_launch import init_process_group
+    except ImportError as error:
+        raise UsageError(f"--ddp needs PyTorch ({error}); pip install 'treering[torch]'") from None
+    import collectives
+    from tuner import ddp
+    from tuner.rules import table_of
+
+    with collectives.Communicator(world) as comm:
+        table = earlier(args.output, comm.topology)
+        fits = table is not None and table.topology.fingerprint == comm.topology.fingerprint
+    init_process_group(comm=world)
+    with collectives.Communicator(world, table=table if fits else None) as comm, progress(f"tuning {args.ddp}") as told:
+        advice = ddp.tune(args.ddp, world, comm, args.budget, told if world.rank == 0 else lambda _, __: None)
+        whole = table_of(comm.topology, collectives.__version__, None, [], table, advice)
+    if world.rank == 0:
+        whole.save(args.output)
+        if args.json:
+            print_json(msgspec.to_builtins(advice))
+        else:
+            print(ddp.shown(advice))
+        note(f"wrote {args.output}: `register(model, table=...)` says so to a model with other buckets")
+    return 0
 
 
 def check_files(args: argparse.Namespace) -> None:
