@@ -4,7 +4,6 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -15,6 +14,7 @@ from collectives.dtypes import DTYPES, ITEMSIZE, check
 from collectives.engine import ENGINE, Work
 from collectives.errors import UnsupportedError
 from collectives.extents import chunk_offsets
+from collectives.handles import Persistent, Several
 from collectives.launch import connect, form
 from collectives.native.library import library
 from collectives.native.program import Program
@@ -33,42 +33,6 @@ def chunk(count: int, size: int, rank: int) -> slice:
         raise ValueError(f"rank {rank} is not one of {size} ranks, 0 to {size - 1}")
     offsets = chunk_offsets(count, size)
     return slice(offsets[rank], offsets[rank + 1])
-
-
-class Persistent:
-    """A call with everything settled that can be. `plan()` runs it on the memory it was made for; `choice` says how."""
-
-    __slots__ = ("_call", "_choices", "_program", "result")
-
-    def __init__(self, channel: Channel, prepared: Prepared):
-        self._program, self._choices, self.result = prepared.program, prepared.choices, prepared.result
-        where = prepared.source, prepared.target
-        self._call = partial(ENGINE.call, channel, prepared.program, *where, prepared.keep)
-
-    @property
-    def choice(self) -> Choice:
-        """What it runs, and why; on symmetric memory that is known once it has run."""
-        return self._choices.ran(self._program)  # type: ignore[no-any-return]
-
-    def __call__(self) -> Any:
-        self._call()
-        return self.result
-
-
-class Several:
-    """Works that belong together, as one."""
-
-    def __init__(self, works: list[Work], result: Any):
-        self.works, self.result = works, result
-
-    def done(self) -> bool:
-        asked = [work.done() for work in self.works]  # all of them: asking advances
-        return all(asked)
-
-    def wait(self, timeout: float | None = None) -> Any:
-        for work in self.works:
-            work.wait(timeout)
-        return self.result
 
 
 class Communicator:
