@@ -1,4 +1,4 @@
-"""treering beside every MPI library that has an environment, beside Gloo, and beside a plain copy.
+"""treering beside every MPI library that has an environment, beside Gloo, a plain copy and an update in place.
 
     python -m benchmarks.peers [-n 2] [--sizes 8:64M] [--collectives allreduce,broadcast] [--dtypes float32,bfloat16]
                                [--libraries mpich,openmpi,impi] [--seconds 0.5] [--rounds 3]
@@ -218,7 +218,10 @@ class Rank:
         }
         if native_lacks(message.dtype, "sum", message.collective) is None:
             made["library"] = partial(native, message, self.world)
-        return made | {"copy": partial(plain_copy, message)}
+        made["copy"] = partial(plain_copy, message)
+        if message.collective == "allreduce":
+            made["update"] = lambda: partial(message.x.add_, 1)
+        return made
 
     def case(self, message: Message, makers: Callable[[Message], Mapping[str, Callable[[], Call]]]) -> dict[str, Any]:
         """Check, time, check again. Microseconds of each contender that is right, the largest over ranks."""
@@ -231,7 +234,7 @@ class Rank:
             calls[name] = made[name]()
 
         def check(name: str) -> None:
-            if name != "copy" and message.is_wrong(calls[name]):
+            if name not in ("copy", "update") and message.is_wrong(calls[name]):
                 raise ArithmeticError("its result is wrong")
 
         for step in (make, check, check):

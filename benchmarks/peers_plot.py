@@ -16,7 +16,7 @@ from tuner import units
 from tuner.statistics import Interval, geometric_mean, median_interval, ratio_interval
 
 OURS = ("treering", "tuned")  # the default choice, and that of a table
-NO_LIBRARY = ("gloo", "copy")
+NO_LIBRARY = ("gloo", "copy", "update")
 NEVER_SLOWER = 1.05  # no size at which the whole interval of the ratio lies above
 FASTER = {2: 1.25, 4: 1.3}  # ranks: times, in the geometric mean over sizes
 GLOO = {16 << 10: 50, 64 << 10: 20, 1 << 20: 6, 64 << 20: 4}  # bytes: times; the first holds for smaller ones too
@@ -105,7 +105,7 @@ def grouped(found: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
 
 
 def contenders(group: Iterable[Row]) -> list[str]:
-    """Ours, the libraries, Gloo and the copy."""
+    """Ours, the libraries, Gloo, the copy and the update."""
     there = {name for each in group for name in each.us}
     libraries = sorted(there - set(OURS) - set(NO_LIBRARY))
     return [name for name in (*OURS, *libraries, *NO_LIBRARY) if name in there]
@@ -170,8 +170,11 @@ def beside_others(ours: str, dtype: str, group: Sequence[Row]) -> Iterator[Goal]
     for each in group:
         ratio = each.ratio(ours, "copy")
         if ratio and each.collective == "allreduce" and dtype == "float32" and each.bytes in COPIES:
-            most, at = COPIES[each.bytes], units.size(each.bytes)
-            yield Goal(f"{ours}, allreduce, at most {most} plain copies at {at}", ratio.median <= most, shown(ratio))
+            most, at, said = COPIES[each.bytes], units.size(each.bytes), shown(ratio)
+            if "update" in each.us:
+                update = each.us["update"].median / each.us["copy"].median
+                said += f"; to add a number to all of it in place takes {update:.2f} copies"
+            yield Goal(f"{ours}, allreduce, at most {most} plain copies at {at}", ratio.median <= most, said)
 
 
 # ---------------------------------------------------------------- words
@@ -277,6 +280,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "impi": {"color": "#D55E00", "marker": "v", "linewidth": 1.2},
     "gloo": {"color": "#CC79A7", "marker": "P", "linewidth": 1.2},
     "copy": {"color": "#7F7F7F", "marker": ".", "linewidth": 1.2, "linestyle": "--"},
+    "update": {"color": "#B0B0B0", "marker": "x", "linewidth": 1.2, "linestyle": ":"},
 }
 
 
