@@ -12,7 +12,6 @@ clock that they share. What treering takes is paired with what that launch's lib
 import argparse
 import gc
 import json
-import mmap
 import os
 import random
 import signal
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import peers_plot as report
+from benchmarks.start import Start
 from tuner import launch
 from tuner.units import parse_duration, parse_sizes
 
@@ -37,56 +37,11 @@ PYTHON = f"{ROOT}/build/env/{{}}/bin/python"
 LIBRARIES = ("mpich", "openmpi", "impi")  # environments, which the Makefile makes
 COLLECTIVES = ("allreduce", "broadcast", "reduce", "reduce_scatter", "allgather")
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
-LEAD_NS, CROWDED_LEAD_NS = 1000, 10_000  # from the last rank's arrival until all begin
 LOOKS, LEAST, MOST = 5, 5, 4000  # repetitions: before any is kept, and kept in a launch
 DEADLINE = 60.0  # seconds of one call of ours
 
 
 # ---------------------------------------------------------------- in every rank
-class Start:
-    """All ranks of a host begin at one instant of the clock that they share, to a turn of a loop.
-
-    board: shared memory, int64, 8 for each rank. crowded: more ranks than cores, so who waits yields.
-    """
-
-    def __init__(self, board: "memoryview[int]", rank: int, size: int, crowded: bool):
-        self._board, self._rank, self._size, self._crowded = board, rank, size, crowded
-        self._turn = self._last = 0
-
-    def __call__(self) -> int:
-        """Returns once everyone has come here: when this rank began, in nanoseconds of time.perf_counter_ns."""
-        board, now, crowded = self._board, time.perf_counter_ns, self._crowded
-        self._turn += 1
-        if self._rank == 0:
-            for place in range(8, 8 * self._size, 8):
-                while board[place] < self._turn:
-                    if crowded:
-                        os.sched_yield()
-            at = board[0] = now() + (CROWDED_LEAD_NS if crowded else LEAD_NS)
-        else:
-            board[8 * self._rank] = self._turn
-            while (at := board[0]) == self._last:
-                if crowded:
-                    os.sched_yield()
-            self._last = at
-        while (begin := now()) < at:
-            if crowded:
-                os.sched_yield()
-        return begin
-
-    @classmethod
-    def among(cls, world: Any) -> "Start":
-        """Over memory that all ranks of an mpi4py communicator on this host map. Collective."""
-        path = None
-        if world.rank == 0:
-            file = os.memfd_create("treering-start")  # left open until the others have come
-            os.ftruncate(file, 64 * world.size)
-            path = f"/proc/{os.getpid()}/fd/{file}"
-        with open(world.bcast(path), "r+b") as opened:
-            board = memoryview(mmap.mmap(opened.fileno(), 64 * world.size)).cast("q")
-        return cls(board, world.rank, world.size, world.size > len(os.sched_getaffinity(0)))
-
-
 class Message:
     """A rank's memory for one collective. x and out are what it takes, out None where it works in place."""
 

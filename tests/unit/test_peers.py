@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import peers, peers_plot
 from benchmarks.peers_plot import Row
+from benchmarks.start import Start
 from tuner.statistics import Interval
 
 
@@ -125,7 +126,7 @@ def test_a_contender_that_was_wrong_fails_the_command(capsys):
 def test_all_begin_once_the_last_one_has_come():
     size, turns = 3, 4
     board = memoryview(bytearray(64 * size)).cast("q")
-    starts = [peers.Start(board, rank, size, crowded=True) for rank in range(size)]
+    starts = [Start(board, rank, size, crowded=True) for rank in range(size)]
     came, began = ([[0] * turns for _ in range(size)] for _ in range(2))
 
     def run(rank):
