@@ -220,16 +220,21 @@ class Rank:
     def take_turns(
         self, message: Message, calls: Mapping[str, Call], repetitions: int
     ) -> tuple[dict[str, list[float]], float]:
-        """Microseconds of each call, the largest over ranks, by repetition; nanoseconds between the ranks' starts."""
+        """Microseconds of each call, the largest over ranks, by repetition; nanoseconds between the ranks' starts.
+
+        A call may have memory of its own: then it has a `write` for that, and `call`, what is timed.
+        """
         from mpi4py import MPI
 
-        names, start, now, write = list(calls), self.start, time.perf_counter_ns, message.write
+        names, start, now = list(calls), self.start, time.perf_counter_ns
+        writes = [getattr(calls[name], "write", message.write) for name in names]
+        timed = [getattr(calls[name], "call", calls[name]) for name in names]
         width, order = len(names), random.Random(message.nbytes)
         took, first = (array("q", bytes(8 * width * repetitions)) for _ in range(2))
         gc.disable()
         for block in range(repetitions):
             for place in order.sample(range(width), width):
-                call, at = calls[names[place]], block * width + place
+                write, call, at = writes[place], timed[place], block * width + place
                 write()
                 begin = start()
                 call()

@@ -9,16 +9,13 @@ repetition; allgather's output is what is symmetric, and the input of all others
 """
 
 import argparse
-import gc
 import json
 import os
 import random
 import signal
 import sys
 import tempfile
-import time
-from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -79,33 +76,6 @@ class Rank(peers.Rank):
         how = {} if out is None else {"out": out}
         made[OURS] = partial(self.comms[OURS].plan, message.collective, x, **how)
         return {name: partial(Apart, self.shared if name == OURS else message, make) for name, make in made.items()}
-
-    def take_turns(
-        self, message: Message, calls: Mapping[str, Call], repetitions: int
-    ) -> tuple[dict[str, list[float]], float]:
-        """As that of peers; each contender's own input is written before it is called."""
-        from mpi4py import MPI
-
-        names, start, now = list(calls), self.start, time.perf_counter_ns
-        apart: list[Apart] = [calls[name] for name in names]  # type: ignore[misc]
-        width, order = len(names), random.Random(message.nbytes)
-        took, first = (array("q", bytes(8 * width * repetitions)) for _ in range(2))
-        gc.disable()
-        for block in range(repetitions):
-            for place in order.sample(range(width), width):
-                write, call, at = apart[place].write, apart[place].call, block * width + place
-                write()
-                begin = start()
-                call()
-                took[at] = now() - begin
-                first[at] = begin
-        gc.enable()
-        last = array("q", first)
-        for each, largest in ((took, MPI.MAX), (first, MPI.MIN), (last, MPI.MAX)):
-            self.world.Allreduce(MPI.IN_PLACE, [each, MPI.INT64_T], largest)
-        skews = sorted(b - a for a, b in zip(first, last, strict=True))
-        times = {name: [ns / 1e3 for ns in took[place::width]] for place, name in enumerate(names)}
-        return times, skews[len(skews) // 2] if skews else 0.0
 
 
 class Apart:

@@ -13,8 +13,10 @@ ended a call in which it saw something of every other rank knows that all of the
 from numba import cfunc, njit
 
 from collectives import layout as at
+from collectives.native.board import entry_of
 from collectives.native.layout import (
     ALL_ENDED,
+    BOARD,
     BYTES,
     COMM,
     DATA_AT,
@@ -22,6 +24,7 @@ from collectives.native.layout import (
     FINISHED,
     GIVEN,
     HALF_BYTES,
+    INLINE_BYTES,
     INPUT_AT,
     ITEMSIZE,
     KERNEL,
@@ -34,11 +37,13 @@ from collectives.native.layout import (
     NODE_SIZE,
     OPERANDS_AT,
     PIECES,
+    SEQ,
+    SHORT,
     STAGE_AT,
     TABLE,
     TICKET,
 )
-from collectives.native.memory import call_kernel, copy, inlined, load_acquire, store_release, words
+from collectives.native.memory import call_kernel, copy, inlined, load_acquire, prefetch, store_release, words
 
 SIGNATURE = "int64(int64,int64,int64)"  # state, row, step
 
@@ -140,6 +145,19 @@ def most_pieces(n: int, ranks: int, row: int) -> int:
     return (longest + words(row)[at.KERNEL_PIECE] - 1) // words(row)[at.KERNEL_PIECE]
 
 
+@njit(**inlined)
+def shot_line(step: int, n: int) -> int:
+    """The line that says that a rank has given everything: a few bytes lie behind the counter itself."""
+    second = words(step)[STAGE_AT] >= 64 * KERNEL_LINES + HALF_BYTES
+    return SHORT + second if n <= INLINE_BYTES else GIVEN
+
+
+@njit(**inlined)
+def shot(state: int, step: int, rank: int, n: int) -> int:
+    """Address of what a rank gives."""
+    return counter(state, rank, shot_line(step, n)) + 16 if n <= INLINE_BYTES else staging(state, step, rank)
+
+
 @cfunc(SIGNATURE, cache=True)
 def one_shot(state: int, row: int, step: int) -> int:
     """Everyone gives everything, and folds everything."""
@@ -149,13 +167,14 @@ def one_shot(state: int, row: int, step: int) -> int:
     if s[STAGE_AT] == 0:
         if not begin(state, step, 1):
             return 0
-        copy(staging(state, step, me), S[INPUT_AT], n)
-        store_release(counter(state, me, GIVEN), s[TICKET] + 1)
-    if not all_reached(state, GIVEN, s[TICKET] + 1):
+        copy(shot(state, step, me, n), S[INPUT_AT], n)
+        store_release(counter(state, me, shot_line(step, n)), s[TICKET] + 1)
+    if not all_reached(state, shot_line(step, n), s[TICKET] + 1):
         return 0
     operands = words(state + 8 * S[OPERANDS_AT])
     for rank in range(C[NODE_SIZE]):
-        operands[rank] = S[INPUT_AT] if rank == me else staging(state, step, rank)
+        prefetch(entry_of(C[BOARD], rank, S[SEQ]))  # which is compared next
+        operands[rank] = S[INPUT_AT] if rank == me else shot(state, step, rank, n)
     fold(state, row, S[DATA_AT], n)
     end(state, step, 1)
     return 1

@@ -49,9 +49,9 @@ BOARD_BYTES = 64 * (1 + HISTORY)  # of one rank
 
 # --- node kernels: of each rank, lines of counters that only grow, then two halves of staging, used in turn ---
 # Lines: pieces that others may fold, may take, have taken; calls ended; where data lie; the last call done in symmetric
-# memory.
-GIVEN, FOLDED, TAKEN, ENDED, ADDRESSES, PASSED = range(6)
-KERNEL_LINES = 6
+# memory; for each half, pieces of a few bytes with those bytes behind.
+GIVEN, FOLDED, TAKEN, ENDED, ADDRESSES, PASSED, SHORT = range(7)
+KERNEL_LINES = 8
 HALF_BYTES = 1 << 20
 KERNEL_BYTES = 64 * KERNEL_LINES + 2 * HALF_BYTES  # of one rank
 LAG = 2  # pieces between giving and folding
