@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
@@ -10,6 +11,7 @@ from collectives import __version__
 from collectives.errors import CollectiveError
 from tuner.commands.common import UsageError, complain, is_first, leave
 
+SAYING_SECONDS = 1.0  # that the first rank gets for its last words
 COMMANDS = {
     "tune": "measure this machine and write a tuning table",
     "bench": "time treering, the MPI library's own collective and Gloo, in one run",
@@ -60,6 +62,8 @@ def fail(command: str, error: object, status: int) -> int:
     """Say what went wrong, once for all ranks; where others may be waiting for this one, end them too."""
     if is_first():
         complain(command, error)
+    else:  # a launcher ends all when one ends: the first may still have to say it
+        time.sleep(SAYING_SECONDS)
     if among_others():
         leave(status)
     return status
