@@ -145,8 +145,9 @@ class Plans:
             return found, False
         if kernel.function == at.ONE_SHOT and n_bytes > st.HALF_BYTES:
             return found, False
-        rows = ranks if kernel.function == at.SINGLE_COPY else st.RING * (ranks + 1)
-        largest = st.HALF_BYTES // rows // at.LINE * at.LINE
+        copies = kernel.function == at.SINGLE_COPY
+        pieces = ranks if copies else st.RING * (ranks * kernel.gives + (kernel.taker != at.NOBODY))  # in staging
+        largest = st.HALF_BYTES // pieces // at.LINE * at.LINE
         piece = params.get("kernel_bytes", at.LINE) // at.LINE * at.LINE
         kernel_phase(found, kernel, n_bytes, ranks, max(at.LINE, min(piece, largest)))
         return found, True

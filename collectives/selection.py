@@ -185,7 +185,7 @@ def _on_a_node(collective: str, ranks: int, nbytes: int) -> tuple[str, dict[str,
         if nbytes <= (64 << 10) // ranks:
             return "one_shot", {}, "one round in shared memory, for a short message"
         return "two_shot", piece, "the fewest bytes through shared memory, and one kernel for all of them"
-    if collective == "allgather" and ranks == 2 and nbytes >= 1 << 20:
+    if collective == "allgather" and ranks == 2 and 1 << 20 <= nbytes < 8 << 20:
         return "single_copy", {}, "one copy, straight from the other's memory"
     if collective == "reduce" and ranks > 4 and nbytes > 64 << 10:
         return "two_shot", piece, "all ranks share the work of folding"

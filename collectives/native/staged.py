@@ -91,7 +91,8 @@ def gift(state: int, step: int, row: int, giver: int, owner: int, k: int) -> int
 @njit(**inlined)
 def result(state: int, step: int, row: int, owner: int, k: int) -> int:
     """Address of what an owner hands out."""
-    place = RING * words(words(state)[COMM])[NODE_SIZE] + k % RING
+    gifts = RING * words(words(state)[COMM])[NODE_SIZE] if words(row)[at.GIVES] else 0
+    place = gifts + k % RING
     return staging(state, step, owner) + place * words(row)[at.KERNEL_PIECE]
 
 
