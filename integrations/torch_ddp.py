@@ -200,6 +200,8 @@ class DDPHookState:
         bucket.calls += 1
         bucket.waited += job.waited
         bucket.seconds += job.seconds or job.waited
+        if job.work is not None and job.work.program.choices is not None:
+            bucket.algorithm = job.work.program.choices.ran(job.work.program).algorithm
         shared = self._shared.symmetric(as_numbers(job.tensor), bucket.index)
         bucket.storage = "symmetric" if shared else "ordinary"
         if job.work is not None and self.comm.size > 1 and len(self.comm.topology.nodes) == 1:
