@@ -8,7 +8,7 @@ NAP_SECONDS = 5e-5
 
 
 class Gate:
-    """Whoever takes the only item of a list is inside: a third of what threading.Lock costs where nobody else wants it.
+    """Whoever takes the only item of a list is inside: much cheaper than threading.Lock where nobody else wants it.
 
     Who finds it taken looks again after a nap. Who enters over and over gives way in between, where others wait.
     """
