@@ -368,7 +368,7 @@ class Communicator:
 
     def abort(self, why: str) -> None:
         """End all ranks of the job at once, not zero, saying why."""
-        exits.abort(self._group.comm, f"rank {self.rank} aborts: {why}")
+        exits.abort(self._channel, f"rank {self.rank} aborts: {why}")
 
     def close(self) -> None:
         """Free what the communicator holds. Collective; calls that are under way are waited for.

@@ -6,7 +6,6 @@ import sys
 from functools import cache
 from typing import TYPE_CHECKING
 
-from collectives.peers import Peers
 from collectives.says import say
 
 if TYPE_CHECKING:
@@ -43,18 +42,22 @@ def leave(pid: int) -> None:
     uncaught = getattr(sys, "last_value", None)
     if broken:
         seen = uncaught is broken[0].broken  # its traceback has been printed
-        abort(broken[0].comm, f"rank {broken[0].comm.rank} leaves after {'that' if seen else broken[0].broken}")
+        abort(broken[0], f"rank {broken[0].comm.rank} leaves after {'that' if seen else broken[0].broken}")
     elif several and uncaught is not None and not isinstance(uncaught, SystemExit):
         for channel in several:
             channel.tell(st.ABORTED)
-        abort(several[0].comm, f"rank {several[0].comm.rank} leaves after {type(uncaught).__name__}: {uncaught}")
+        abort(several[0], f"rank {several[0].comm.rank} leaves after {type(uncaught).__name__}: {uncaught}")
     for channel in several:
         channel.tell(st.LEFT)
 
 
-def abort(comm: Peers, why: str) -> None:
-    """End the job at once, not zero."""
+def abort(channel: "Channel", why: str) -> None:
+    """End the job at once, not zero.
+
+    One rank of a node tells the launcher, the others just end: Open MPI's mpiexec may hang when told twice at a time.
+    """
     say(why)
     sys.stdout.flush()
-    comm.end_job()
+    if channel.endpoint.is_first_to_leave():
+        channel.comm.end_job()
     os._exit(1)

@@ -21,6 +21,7 @@ from collectives.native.layout import (
     GATED,
     HISTORY,
     LAST_SEQ,
+    LEAVING,
     LEFT,
     NODE_RANK,
     NODE_SIZE,
@@ -29,7 +30,7 @@ from collectives.native.layout import (
     STAMPS,
     WINDOW,
 )
-from collectives.native.memory import cold, inlined, load_acquire, now_ns, store_release, words
+from collectives.native.memory import cold, fetch_add, inlined, load_acquire, native, now_ns, store_release, words
 
 
 @njit(**inlined)
@@ -119,3 +120,9 @@ def who_stopped(state: int) -> int:
         if status != 0 and (status != LEFT or load_acquire(news + 8 * PUBLISHED) < S[SEQ]):
             return 1 + rank
     return 0
+
+
+@njit("int64(int64)", **native)
+def leave(board: int) -> int:
+    """How many ranks of the node began to end the job before me."""
+    return fetch_add(news_of(board, 0) + 8 * LEAVING, 1)

@@ -9,6 +9,7 @@ from typing import Any
 from collectives.errors import UnsupportedError
 from collectives.layout import LANE_BITS, SLOT_BITS
 from collectives.native import layout as st
+from collectives.native.library import library
 from collectives.native.storage import Memory
 from collectives.native.window import SharedWindow
 from collectives.peers import Peers
@@ -137,6 +138,10 @@ class Endpoint:
         """A node rank's line of news on the board."""
         assert self.window is not None
         return (ctypes.c_int64 * 8).from_address(self.window.address + rank * st.BOARD_BYTES)
+
+    def is_first_to_leave(self) -> bool:
+        """Whether no other rank of the node has asked this before; always true where the node shares no memory."""
+        return self.window is None or library().leave(self.window.address) == 0
 
     def entry(self, rank: int, seq: int) -> list[int]:
         """What a node rank published as its call number `seq`; empty if it has not, or long ago."""

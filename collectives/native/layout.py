@@ -41,7 +41,8 @@ FIFO_WORDS = 8
 INLINE_BYTES = 48  # a payload of up to this shares the header's line
 
 # --- board: a line for each rank's news, then a ring of what it called ---
-(PUBLISHED, BOARD_STATUS, WAITS_FOR, WAITS_SINCE) = range(4)
+(PUBLISHED, BOARD_STATUS, WAITS_FOR, WAITS_SINCE,
+ LEAVING) = range(5)  # of the first rank's line: how many of the node have begun to end the job  # fmt: skip
 HISTORY = 64  # calls remembered; an entry is a line: sequence number, then the fingerprint's words
 WINDOW = 48  # how far a rank may run ahead of its node's slowest
 ENTRY_WORDS = 8  # and when the rank came to it, where its communicator STAMPS

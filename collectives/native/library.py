@@ -13,6 +13,7 @@ class Library(NamedTuple):
     run: Callable[[int, int, int], int]
     start: Callable[[int, int, int], None]
     advance: Callable[[int, int, int], int]
+    leave: Callable[[int], int]
     note_weights: int
     fused: tuple[int, ...]  # the node kernels, in layout's order
 
@@ -25,14 +26,14 @@ def entry(function: Any) -> Callable[..., Any]:
 @cache
 def library() -> Library:
     with compiling("executor"):
-        from collectives.native import executor, fused, one_pass, single_copy, staged, weights
-    run, start, advance = map(entry, (executor.run, executor.start, executor.advance))
+        from collectives.native import board, executor, fused, one_pass, single_copy, staged, weights
+    run, start, advance, leave = map(entry, (executor.run, executor.start, executor.advance, board.leave))
     kernels = (
         fused.one_shot, staged.staged, single_copy.single_copy,
         one_pass.allreduce, one_pass.reduce_scatter, one_pass.allgather, one_pass.broadcast, one_pass.reduce,
     )  # fmt: skip
     fused_at = tuple(int(each.address or 0) for each in kernels)
-    return Library(run, start, advance, int(weights.note_weights.address or 0), fused_at)
+    return Library(run, start, advance, leave, int(weights.note_weights.address or 0), fused_at)
 
 
 @cache
