@@ -1,7 +1,7 @@
 """From a method's arguments to a call that is ready to run: memory looked at, algorithm chosen, program found."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import index
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from collectives.plans import Plans
 from collectives.selection import NATIVE, ONE_PASS, Choice
 from collectives.settings import Settings, folds_once
 from collectives.staging import Packed, Widened
-from collectives.table import ORDINARY, STORAGES
+from collectives.table import ORDINARY, STORAGES, SYMMETRIC
 
 ORDERS, PRECISIONS = (None, "fixed"), (None, "fast", "accurate")
 PLANNED = ("allreduce", "reduce_scatter", "allgather", "broadcast", "reduce")
@@ -89,6 +89,8 @@ class Calls:
         )  # fmt: skip
         if chosen.algorithm == NATIVE and not native:
             raise UnsupportedError(f"{collective} by the MPI library itself is asked for by native=True")
+        if storage == SYMMETRIC and self.plans.levels_share(chosen.algorithm, chosen.params):
+            return replace(chosen, reason=f"{chosen.reason}; within nodes it reads and writes symmetric memory")
         return chosen
 
     def choices(self, collective: str, count: int, dtype: str, op: str, options: Options) -> Choices:
@@ -225,13 +227,15 @@ class Calls:
         choice: Choices,
         result: Any,
     ) -> Prepared:
-        ordinary, one_pass = choice.ordinary, choice.symmetric.algorithm == ONE_PASS
+        ordinary = choice.ordinary
         call = self.plans.call(collective, target.dtype, count, op, root, ordinary.algorithm, ordinary.params)
+        shared = self.plans.levels_share(ordinary.algorithm, ordinary.params)
+        symmetric = shared or choice.symmetric.algorithm == ONE_PASS
         finish = target.restore if target.original is not None else None
         copied = collective == "reduce" and source.address == target.address and not self.plans.in_place(call)
         if copied:
             source = Packed([source]).view
-        program = self.plans.program(call, one_pass)
+        program = self.plans.program(call, symmetric)
         program.choices = choice
         return Prepared(program, source.address, target.address, result, (source, target), finish, choice, copied)
 

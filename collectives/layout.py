@@ -7,7 +7,7 @@
     rows    SEND    a place to a peer
             RECV    from a peer into a place, or into the slot's landing memory if it will be folded
             FOLD    terms, rounded once, into a place; a copy is a fold of one term
-            FUSED   a node kernel, which moves and folds all of the message by itself; lowering makes it of a schedule
+            FUSED   a node kernel, which does by itself what the phases do that it stands for, or the whole collective
     terms   a fold's operands in order: a received message, or a place
     weights what each term weighs in a mean
 
@@ -20,8 +20,10 @@ All offsets and lengths are bytes. Rows do not grow with segments.
 
 SEND, RECV, FOLD, FUSED = range(1, 5)  # kinds of rows
 MPI, SHARED_MEMORY = 1, 2  # links
-# FUNCTION of a FUSED row: a kernel that does all of it. The last five are single passes over symmetric memory.
-(ONE_SHOT, STAGED, SINGLE_COPY, ALLREDUCE, REDUCE_SCATTER, ALLGATHER, BROADCAST, REDUCE) = range(8)
+# FUNCTION of a FUSED row. Three that stage or copy; single passes over symmetric memory; what these do within a node of
+# several, before and after what goes between nodes.
+(ONE_SHOT, STAGED, SINGLE_COPY, ALLREDUCE, REDUCE_SCATTER, ALLGATHER, BROADCAST, REDUCE,
+ NODE_REDUCE_SCATTER, NODE_ALLGATHER) = range(10)  # fmt: skip
 PLAIN, STREAMED, WHOLE = range(3)  # where a RECV lands: its place; two pieces of staging; all of it in landing memory
 
 # Buffers that places name. DATA and OUTPUT are the caller's, INPUT is never written.
@@ -47,6 +49,7 @@ ROUND_WORDS = 4
  FIRST_TERM, TERM_COUNT, AFTER, END_AFTER, STREAM, STEP, FUNCTION, KERNEL_PIECE) = range(24)  # fmt: skip
 ROW_WORDS = 24
 GIVES, OWNER, TAKER, UNIT = PREVIOUS, PACE, AFTER, END_AFTER  # of a FUSED row, what STAGED does: see native/staged.py
+CHUNK_BYTES, STANDS_FOR = TAIL_LENGTH, STREAM  # of a kernel within a node of several: my chunk, from OFFSET on; phases
 EVERYONE, NOBODY = -1, -2  # as OWNER or TAKER; otherwise one rank
 
 (TERM_ROW, TERM_BUFFER, TERM_OFFSET, TERM_STRIDE, TERM_TAIL_OFFSET, TERM_SLOT_STRIDE) = range(6)

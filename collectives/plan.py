@@ -4,7 +4,7 @@ Only here do fractions become elements, by one monotone function that all ranks 
 also when the count is smaller than the number of chunks. Messages of no elements are left out, at both ends alike.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from collectives import layout as at
@@ -28,6 +28,8 @@ class Target:
     segment_bytes: int | None = None
     piece_bytes: int = 1 << 17  # longest part of a message that travels at once: the same on all ranks
     weights: Sequence[int] | None = None  # of every term of the schedule, in order; None: all 1
+    # Node kernels that are tried before a phase, by its index, as of a list.
+    stand_ins: "Mapping[int, Kernel]" = field(default_factory=dict)
 
 
 class Place:
@@ -81,25 +83,27 @@ class Kernel:
     owner: int = at.EVERYONE
     taker: int = at.EVERYONE
     unit: int = at.LINE  # bytes that a chunk is a whole number of
+    chunk: tuple[int, int] = (0, 0)  # where mine begins and how long it is, in bytes, of a kernel that is told
+    terms: int = 0  # addresses that it needs room for
+    piece_bytes: int = at.LINE  # what it cuts the message into
 
 
-def kernel_phase(found: Sections, kernel: Kernel, n_bytes: int, terms: int, piece_bytes: int) -> None:
-    """Add a phase of one row, whose node kernel does the whole collective; none for no bytes.
-
-    terms: addresses that it needs room for. piece_bytes: what it cuts the message into.
-    """
+def kernel_phase(found: Sections, kernel: Kernel, n_bytes: int) -> None:
+    """Add a phase of one row, a node kernel's; none for no bytes."""
     if n_bytes:
         row = [0] * at.ROW_WORDS
         row[at.KIND], row[at.LENGTH], row[at.FULL], row[at.FUNCTION] = at.FUSED, n_bytes, 1, kernel.function
-        row[at.KERNEL_PIECE], row[at.FIRST_TERM], row[at.TERM_COUNT] = piece_bytes, len(found.terms), terms
+        row[at.KERNEL_PIECE] = kernel.piece_bytes
+        row[at.FIRST_TERM], row[at.TERM_COUNT] = len(found.terms), kernel.terms
         row[at.GIVES], row[at.OWNER], row[at.TAKER] = kernel.gives, kernel.owner, kernel.taker
         row[at.UNIT], row[at.PEER] = kernel.unit, -1
+        row[at.OFFSET], row[at.CHUNK_BYTES] = kernel.chunk
         found.phases.append([len(found.lanes), len(found.lanes) + 1])
         found.lanes.append([1, 1, 1, len(found.rounds), found.instances, 0, 0, 0])
         found.rounds.append([len(found.rows), 1, 0, 0])
         found.rows.append(row)
-        found.terms += [[at.OWN] + [0] * (at.TERM_WORDS - 1)] * terms
-        found.weights += [1] * terms
+        found.terms += [[at.OWN] + [0] * (at.TERM_WORDS - 1)] * kernel.terms
+        found.weights += [1] * kernel.terms
         found.instances += 1
 
 
@@ -123,18 +127,29 @@ class _Lowering:
         shared = scratch_spans(plain)
         self.home = {name: Packed(spans, t.bound) for name, spans in (t.holds | {SCRATCH: shared}).items()}
         self.piece = max(at.LINE, min(t.piece_bytes, aligned(t.bound.offsets[-1] * t.itemsize)))
-        for phase in self.schedule.phases:
+        for place, phase in enumerate(self.schedule.phases):
+            stand_in = self._stand_in(place) or self._stand_in(place - len(self.schedule.phases))
             first, base = len(self.sections.lanes), 0
             for number, lane in phase.lanes.items():
                 base += self._lane(number, lane, base)
             self.slot_bytes = max(self.slot_bytes, base)
             if len(self.sections.lanes) > first:
                 self.sections.phases.append([first, len(self.sections.lanes)])
+                if stand_in is not None:
+                    stand_in[at.STANDS_FOR] = 1
         scratch_bytes = aligned(self.home[SCRATCH].length * t.itemsize)
         words = build(self.sections, self.piece, scratch_bytes, self.slot_bytes)
         messages = sum(row[at.KIND] == at.SEND for row in self.sections.rows)
         fused = any(row[at.KIND] == at.FUSED for row in self.sections.rows[:1])
         return Table(words, len(self.sections.rows), messages, words[at.WEIGHTS], self.seen_terms, fused)
+
+    def _stand_in(self, phase: int) -> list[int] | None:
+        """Adds the node kernel that is tried before a phase of the schedule, if there is one; returns its row."""
+        kernel, n_bytes = self.target.stand_ins.get(phase), self.target.bound.offsets[-1] * self.target.itemsize
+        if kernel is None or not n_bytes:
+            return None
+        kernel_phase(self.sections, kernel, n_bytes)
+        return self.sections.rows[-1]
 
     # ------------------------------------------------------------ spans to places
     def _extents(self, lane: Lane) -> dict[Span, Extent]:

@@ -3,7 +3,7 @@
 import ctypes
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -33,6 +33,7 @@ ONE_PASS = {
     "allreduce": at.ALLREDUCE, "reduce_scatter": at.REDUCE_SCATTER, "allgather": at.ALLGATHER,
     "broadcast": at.BROADCAST, "reduce": at.REDUCE,
 }  # fmt: skip
+HIERARCHICAL = "hierarchical"
 CHUNKED = ("reduce_scatter", "allgather")  # collectives whose chunks a caller can see
 
 
@@ -79,16 +80,22 @@ class Plans:
         """Whether node kernels can serve a call."""
         return self.channel.endpoint.kernels and self.topology.ranks > 1 and len(self.topology.nodes) == 1
 
-    def program(self, call: Call, one_pass: bool = False) -> Program:
+    def levels_share(self, algorithm: str, params: Mapping[str, Any]) -> bool:
+        """Whether an allreduce uses symmetric memory within nodes, though it goes between nodes too."""
+        nodes = self.channel.endpoint.kernels and len(self.topology.nodes) > 1
+        plain = params.get("leaders", "all") == "all" and not params.get(SEGMENT_BYTES.name)
+        return nodes and plain and algorithm == HIERARCHICAL
+
+    def program(self, call: Call, symmetric: bool = False) -> Program:
         """The call's program, made at its first use.
 
-        one_pass: it tries a single pass over symmetric memory first, which all ranks must want, wherever their memory
-        lies. Its making may be collective, as its use is.
+        symmetric: it tries to pass over symmetric memory first, which all ranks must want, wherever their memory lies.
+        Its making may be collective, as its use is.
         """
-        key = call, one_pass
+        key = call, symmetric
         program = self._programs.get(key)
         if program is None:
-            program = self._programs[key] = self._make(call, one_pass)
+            program = self._programs[key] = self._make(call, symmetric)
             if len(self._programs) > MOST_PROGRAMS:
                 self._programs.popitem(last=False)
                 self.forgotten += 1
@@ -101,19 +108,20 @@ class Plans:
         return output_may_be_input(self._schedule(call))
 
     # ------------------------------------------------------------ making one
-    def _make(self, call: Call, one_pass: bool) -> Program:
+    def _make(self, call: Call, symmetric: bool) -> Program:
         schedule = self._schedule(call)
         itemsize = ITEMSIZE[call.dtype]
-        before, whole = self._kernel_phases(call, itemsize, one_pass)
-        share = self._share(call, itemsize) if one_pass and before.phases else None  # lowering adds phases
+        before, whole = self._kernel_phases(call, itemsize, symmetric)
         weights = self._weights_of(call, schedule) if call.op == "avg" and not whole else None
         parts = self.topology.ranks if call.collective in CHUNKED else 1
         bound = Bound(chunk_offsets(call.count, parts), max(1, at.LINE // itemsize))
+        levels = self._levels(bound, itemsize) if symmetric and len(self.topology.nodes) > 1 else {}
+        share = self._share(call, itemsize) if symmetric and call.count and (before.phases or levels) else None
         params = dict(call.params)
         if whole:
             table = kernel_table(before)
         else:
-            table = self._lower(call, schedule, itemsize, bound, params.get("segment_bytes"), weights, before)
+            table = self._lower(call, schedule, itemsize, bound, params.get("segment_bytes"), weights, before, levels)
         mark = diagnosis.fingerprint(
             call.collective, call.dtype, call.op, call.root, call.count, call.algorithm, params
         )
@@ -129,17 +137,27 @@ class Plans:
             timeout=self.timeout,
         )
 
-    def _kernel_phases(self, call: Call, itemsize: int, one_pass: bool) -> tuple[Sections, bool]:
+    def _levels(self, bound: Bound, itemsize: int) -> dict[int, Kernel]:
+        """What a hierarchical allreduce tries within my node before its first phase and before its last."""
+        node = self.channel.ranks_of_node
+        if len(node) == 1:
+            return {}
+        chunk = WHOLE.split(len(node))[node.index(self.rank)]
+        mine = bound(chunk.lo) * itemsize, bound.length(chunk) * itemsize
+        kernels = at.NODE_REDUCE_SCATTER, at.NODE_ALLGATHER
+        first, last = (Kernel(function, chunk=mine, terms=2 * len(node)) for function in kernels)
+        return {0: first, -1: last}
+
+    def _kernel_phases(self, call: Call, itemsize: int, symmetric: bool) -> tuple[Sections, bool]:
         """Phases of node kernels that serve the call, and whether the last of them does all of it by itself."""
         params, endpoint, ranks = dict(call.params), self.channel.endpoint, self.topology.ranks
         found, n_bytes = Sections(), call.count * itemsize
         if not self.on_one_node:
             return found, False
-        if one_pass:
+        if symmetric:
             owner = call.root if call.collective in ROOTED else at.EVERYONE
-            kernel_phase(
-                found, Kernel(ONE_PASS[call.collective], owner=owner, unit=itemsize), n_bytes, 2 * ranks, at.LINE
-            )
+            one = Kernel(ONE_PASS[call.collective], owner=owner, unit=itemsize, terms=2 * ranks)
+            kernel_phase(found, one, n_bytes)
         kernel = kernel_of(call, itemsize, endpoint.reads_peers)
         if kernel is None or params.get("segment_bytes"):
             return found, False
@@ -149,7 +167,7 @@ class Plans:
         pieces = ranks if copies else st.RING * (ranks * kernel.gives + (kernel.taker != at.NOBODY))  # in staging
         largest = st.HALF_BYTES // pieces // at.LINE * at.LINE
         piece = params.get("kernel_bytes", at.LINE) // at.LINE * at.LINE
-        kernel_phase(found, kernel, n_bytes, ranks, max(at.LINE, min(piece, largest)))
+        kernel_phase(found, replace(kernel, terms=ranks, piece_bytes=max(at.LINE, min(piece, largest))), n_bytes)
         return found, True
 
     def _share(self, call: Call, itemsize: int) -> Share:
@@ -188,6 +206,7 @@ class Plans:
         segment_bytes: int | None,
         weights: Sequence[int] | None,
         before: Sections | None = None,
+        levels: Mapping[int, Kernel] | None = None,
     ) -> Table:
         endpoint, node = self.channel.endpoint, self.channel.ranks_of_node
         if self.channel.comm.mpi is None:
@@ -206,6 +225,7 @@ class Plans:
                 piece_bytes=FIFO_PIECE if "shared-memory" in self.topology.links else MPI_PIECE,
                 segment_bytes=segment_bytes,
                 weights=weights,
+                stand_ins=levels or {},
             ),
             before,
         )

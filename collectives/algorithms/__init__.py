@@ -54,7 +54,7 @@ for algorithm in (
     Algorithm("allreduce", "one_shot", direct.one_shot, PIPELINE, whole),
     Algorithm("allreduce", "two_shot", direct.two_shot, STAGED + PIPELINE, chunks),
     Algorithm("allreduce", "single_copy", direct.single_copy, COPIED + PIPELINE, chunks),
-    Algorithm("allreduce", "hierarchical", hierarchical.allreduce, NODES + PIPELINE, whole, needs_nodes=True),
+    Algorithm("allreduce", "hierarchical", hierarchical.allreduce, NODES + PIPELINE, needs_nodes=True),
     Algorithm("allreduce", "one_pass", one_pass.allreduce, PIPELINE, chunks, symmetric=True),
     Algorithm("reduce_scatter", "ring", ring.reduce_scatter, PIPELINE, chunks),
     Algorithm("reduce_scatter", "direct", direct.reduce_scatter, STAGED + PIPELINE, chunks),

@@ -12,10 +12,11 @@ One rank leads: a node's first rank folds what its node has, and the first ranks
 
 from bisect import bisect
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from operator import attrgetter
 
 from collectives.algorithms import direct, doubling, halving, ring, tree
-from collectives.schedule import WHOLE, Group, Round, Span, mirror, together
+from collectives.schedule import WHOLE, Group, Phase, Round, Span, lane, mirror, together
 
 INNER = {
     "ring": ring.allreduce,
@@ -28,11 +29,17 @@ INNER = {
 
 
 def allreduce(
-    g: Group, span: Span = WHOLE, nodes: Sequence[Sequence[int]] = (), inner: str = "ring", leaders: str = "all"
-) -> Iterator[Round]:
+    g: Group,
+    span: Span = WHOLE,
+    nodes: Sequence[Sequence[int]] = (),
+    inner: str = "ring",
+    leaders: str = "all",
+    slots: int = 0,
+) -> Iterator[Phase]:
     """Reduce within each node, allreduce between nodes, and spread the result within each node.
 
-    What crosses between nodes is one message for each node, not one for each rank.
+    What crosses between nodes is one message for each node, not one for each rank. In a pipeline one segment goes
+    between nodes while others are within; without, each of the three is a phase, which on a node may be a kernel's.
     Cost: on m nodes of k ranks 2 alpha + 2 n (k-1)/k beta + n (k-1)/k gamma, and inner's for m ranks and n/k, if all
     lead; 2 ceil(log2 k) (alpha + n beta) + ceil(log2 k) n gamma, and inner's for m ranks and n, if one leads.
     Serves: any number of ranks, any nodes, uneven and interleaved ones too.
@@ -41,30 +48,30 @@ def allreduce(
     node = next((Group(node, g.me) for node in nodes if g.me in node), None)
     if node is None:
         raise ValueError(f"rank {g.me} is on none of the nodes {[list(node) for node in nodes]}")
-    yield from (all_lead if leaders == "all" else one_leads)(g, span, nodes, node, inner)
+    if leaders == "all":
+        within, between = list(direct.scatter(node, span)), all_lead(g, span, nodes, node, inner)
+    else:
+        within, between = list(tree.up(node, tree.binomial(node), span)), one_leads(g, span, nodes, inner)
+    levels = within, between, mirror(within)
+    if slots:
+        yield Phase({0: lane(chain.from_iterable(levels), cells=[span], slots=slots)})
+    else:
+        yield from (Phase({0: lane(rounds)}) for rounds in levels)
 
 
-def all_lead(g: Group, span: Span, nodes: Sequence[Sequence[int]], node: Group, inner: str) -> Iterator[Round]:
+def all_lead(g: Group, span: Span, nodes: Sequence[Sequence[int]], node: Group, inner: str) -> list[Round]:
     shares = {len(ranks): span.split(len(ranks)) for ranks in nodes}
     cuts = sorted({end for share in shares.values() for chunk in share for end in chunk})
     pieces = [piece for piece in map(Span, cuts, cuts[1:]) if piece in shares[node.size][node.rank]]
-    scatter = list(direct.scatter(node, span))
 
     def owners(piece: Span) -> Group:
         """The rank of each node whose chunk the piece lies in."""
         place = {n: bisect(share, piece.lo, key=attrgetter("lo")) - 1 for n, share in shares.items()}
         return Group((ranks[place[len(ranks)]] for ranks in nodes), g.me)
 
-    yield from scatter
-    yield from together(*(INNER[inner](owners(piece), piece) for piece in pieces))
-    yield from mirror(scatter)
+    return together(*(INNER[inner](owners(piece), piece) for piece in pieces))
 
 
-def one_leads(g: Group, span: Span, nodes: Sequence[Sequence[int]], node: Group, inner: str) -> Iterator[Round]:
-    reduce = list(tree.up(node, tree.binomial(node), span))
+def one_leads(g: Group, span: Span, nodes: Sequence[Sequence[int]], inner: str) -> list[Round]:
     firsts = [ranks[0] for ranks in nodes]
-
-    yield from reduce
-    if g.me in firsts:
-        yield from INNER[inner](Group(firsts, g.me), span)
-    yield from mirror(reduce)
+    return list(INNER[inner](Group(firsts, g.me), span)) if g.me in firsts else []

@@ -26,11 +26,12 @@ def entry(function: Any) -> Callable[..., Any]:
 @cache
 def library() -> Library:
     with compiling("executor"):
-        from collectives.native import board, executor, fused, one_pass, single_copy, staged, weights
+        from collectives.native import board, executor, fused, levels, one_pass, single_copy, staged, weights
     run, start, advance, leave = map(entry, (executor.run, executor.start, executor.advance, board.leave))
     kernels = (
         fused.one_shot, staged.staged, single_copy.single_copy,
         one_pass.allreduce, one_pass.reduce_scatter, one_pass.allgather, one_pass.broadcast, one_pass.reduce,
+        levels.reduce_scatter, levels.allgather,
     )  # fmt: skip
     fused_at = tuple(int(each.address or 0) for each in kernels)
     return Library(run, start, advance, leave, int(weights.note_weights.address or 0), fused_at)

@@ -157,6 +157,21 @@ def copy_turn(step: int, target: int, source: int, length: int) -> int:
     return s[PART] >= length
 
 
+@njit(**inlined)
+def spread_turn(state: int, step: int, source: int, start: int, length: int) -> int:
+    """Some more of so many bytes at source, written to all shares from `start` on; whether that is all."""
+    s = words(step)
+    until = min(length, s[PART] + TURN_BYTES)
+    while s[PART] < until:
+        piece, from_ = min(NEAR_BYTES, until - s[PART]), source + s[PART]
+        for rank in range(words(words(state)[COMM])[NODE_SIZE]):
+            target = words(state)[share_of(state, rank)] + start + s[PART]
+            if target != from_:
+                copy(target, from_, piece)
+        s[PART] += piece
+    return s[PART] >= length
+
+
 # ---------------------------------------------------------------- kernels
 @cfunc(SIGNATURE, cache=True)
 def allreduce(state: int, row: int, step: int) -> int:
@@ -230,15 +245,7 @@ def allgather(state: int, row: int, step: int) -> int:
     if s[ISSUED] == PASSING:
         start = chunk_start(n, ranks, row, me)
         length = chunk_start(n, ranks, row, me + 1) - start
-        until = min(length, s[PART] + TURN_BYTES)
-        while s[PART] < until:
-            piece, source = min(NEAR_BYTES, until - s[PART]), S[INPUT_AT] + s[PART]
-            for rank in range(ranks):
-                target = S[share_of(state, rank)] + start + s[PART]
-                if target != source:
-                    copy(target, source, piece)
-            s[PART] += piece
-        if s[PART] < length:
+        if not spread_turn(state, step, S[INPUT_AT], start, length):
             return 1
         passed(state, step)
     return leave(state, step, 1)

@@ -26,6 +26,12 @@ def test_every_collective_in_every_kind_of_memory(mpi, n):
     assert json.loads(done.stdout)["wrong"] == []
 
 
+@pytest.mark.parametrize("mpi, n, on_each", [("mpich", 4, 3), ("openmpi", 4, 2)], indirect=["mpi"], ids=str)
+def test_within_nodes_of_several(mpi, n, on_each):
+    done = mpi(n, "symmetric_nodes", f"{mpi.name} {n}", 80, timeout=240, env={"TREERING_RANKS_PER_NODE": str(on_each)})
+    assert json.loads(done.stdout)["wrong"] == []
+
+
 @pytest.mark.parametrize("mpi, n", [("mpich", 2), ("openmpi", 3)], indirect=["mpi"], ids=str)
 def test_what_goes_wrong_is_one_error_on_all_ranks(mpi, n):
     done = mpi(n, "symmetric_trouble", 600, timeout=240)

@@ -188,9 +188,14 @@ def test_hierarchical_is_proved_on_one_node():
             verify(hierarchical.schedules(p, **params), contract("allreduce", p), segments=3)
 
 
+def rounds_of(schedule):
+    return [steps for phase in schedule.phases for lane in phase.lanes.values() for steps in lane.rounds]
+
+
 def test_hierarchical_is_two_shot_on_one_node_and_the_inner_one_on_nodes_of_one():
     hierarchical = find("allreduce", "hierarchical")
-    assert hierarchical.schedules(5) == find("allreduce", "two_shot").schedules(5)
+    two_shot = find("allreduce", "two_shot").schedules(5)
+    assert [rounds_of(mine) for mine in hierarchical.schedules(5)] == [rounds_of(mine) for mine in two_shot]
     single = [[rank] for rank in range(6)]
     for leaders in ("all", "one"):
         alone = hierarchical.schedules(6, nodes=single, inner="halving_doubling", leaders=leaders)
@@ -226,7 +231,12 @@ def test_a_pipeline_is_the_same_rounds_in_cells_and_slots(algorithm):
     assert [lane.slots for lane in lanes] == [5] * len(lanes)
     assert all(lane.cells for lane in lanes)
     assert not any(lane.cells for phase in plain.phases for lane in phase.lanes.values())
-    assert [lane.rounds for lane in lanes] == [lane.rounds for phase in plain.phases for lane in phase.lanes.values()]
+    if algorithm.name == "hierarchical":  # whose levels are phases where they do not overlap
+        assert rounds_of(piped) == rounds_of(plain)
+    else:
+        assert [lane.rounds for lane in lanes] == [
+            lane.rounds for phase in plain.phases for lane in phase.lanes.values()
+        ]
 
 
 @ALL

@@ -1,9 +1,10 @@
 """The single passes' two barriers, in every interleaving: 2 and 3 ranks, calls of several kinds in a row.
 
-A model of collectives/native/one_pass.py. Each rank's share has a chunk for each rank. Every access to a chunk, the
-caller's own writing before a call included, begins and ends at moments of its own. Nobody may write what another is
-accessing, and whoever reads must find what the owner has put there for this very call. Where the call is not served in
-one pass, ranks do what ordinary phases would let them at most: they return whenever they like.
+A model of collectives/native/one_pass.py, and of levels.py, whose two kernels are together an allreduce: what goes
+between nodes lies between its reading and its storing. Each rank's share has a chunk for each rank. Every access to a
+chunk, the caller's own writing before a call included, begins and ends at moments of its own. Nobody may write what
+another is accessing, and whoever reads must find what the owner has put there for this very call. Where the call is
+not served in one pass, ranks do what ordinary phases would let them at most: they return whenever they like.
 """
 
 from __future__ import annotations
