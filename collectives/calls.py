@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from collectives import buffers
 from collectives.algorithms import find, names
 from collectives.buffers import View
+from collectives.counts import Counts, checked, told
 from collectives.diagnosis import NO_OP
 from collectives.dtypes import HALVES, ITEMSIZE, check
 from collectives.engine import Prepared
@@ -22,7 +23,7 @@ from collectives.staging import Packed, Widened
 from collectives.table import ORDINARY, STORAGES, SYMMETRIC
 
 ORDERS, PRECISIONS = (None, "fixed"), (None, "fast", "accurate")
-PLANNED = ("allreduce", "reduce_scatter", "allgather", "broadcast", "reduce")
+PLANNED = ("allreduce", "reduce_scatter", "allgather", "broadcast", "reduce", "gather", "scatter", "alltoall")
 
 __all__ = ["Calls", "Options", "Prepared"]
 
@@ -89,7 +90,7 @@ class Calls:
         )  # fmt: skip
         if chosen.algorithm == NATIVE and not native:
             raise UnsupportedError(f"{collective} by the MPI library itself is asked for by native=True")
-        if storage == SYMMETRIC and self.plans.levels_share(chosen.algorithm, chosen.params):
+        if storage == SYMMETRIC and self.plans.levels_share(collective, chosen):
             return replace(chosen, reason=f"{chosen.reason}; within nodes it reads and writes symmetric memory")
         return chosen
 
@@ -105,13 +106,14 @@ class Calls:
             raise UnsupportedError(f"a plan is for one array; a list is served by comm.{collective}")
         arguments = {
             "allreduce": ("out", "op"), "reduce_scatter": ("out", "op"), "allgather": ("out",),
-            "broadcast": ("root",), "reduce": ("root", "out", "op"),
+            "broadcast": ("root",), "reduce": ("root", "out", "op"), "gather": ("out", "root", "count"),
+            "scatter": ("out", "root", "count"), "alltoall": ("out", "send_counts", "recv_counts"),
         }[collective]  # fmt: skip
         if len(args) > len(arguments) or any(name in how for name in arguments[: len(args)]):
             raise TypeError(f"{collective} takes x, {', '.join(arguments)} and keywords, each once")
-        defaults: dict[str, Any] = {"out": None, "op": "sum", "root": 0}
+        defaults: dict[str, Any] = {"op": "sum", "root": 0}
         given = dict(zip(arguments, args, strict=False))
-        passed = [given.get(name, how.pop(name, defaults[name])) for name in arguments]
+        passed = [given.get(name, how.pop(name, defaults.get(name))) for name in arguments]
         found: Prepared = getattr(self, collective)(x, *passed, Options.of(how))
         return found
 
@@ -208,11 +210,73 @@ class Calls:
         self._refuse_widening("reduce", choice, source.dtype, options)
         return self._prepared("reduce", source, target, source.count, op, root, choice, result)
 
+    def gather(self, x: Any, out: Any, root: int, count: int | None, options: Options) -> Prepared:
+        self._check_root(root)
+        source = target = buffers.view(x)
+        total = self.size * source.count if count is None else count
+        mine, chunk = self.rank == root, self._chunk(total)
+        if mine:
+            out = buffers.like(x, source, total) if out is None else out
+            target = buffers.view(out, "out", writes=True)
+            expect(target, total, source.dtype, f"the message of {self.size} ranks")
+            if source.address != target.address + chunk.start * target.itemsize:
+                apart(source, target)
+        expect(source, len(chunk), target.dtype, f"rank {self.rank}'s chunk of {total} elements", "x")
+        choice = self.choices("gather", total, source.dtype, NO_OP, options)
+        return self._prepared("gather", source, target, total, NO_OP, root, choice, out if mine else None)
+
+    def scatter(self, x: Any, out: Any, root: int, count: int | None, options: Options) -> Prepared:
+        self._check_root(root)
+        mine = self.rank == root
+        source = buffers.view(x) if mine else None
+        if out is None and source is None:
+            raise ValueError("scatter needs out, memory for this rank's chunk, on all ranks but root")
+        if source is not None:
+            total = source.count if count is None else count
+            expect(source, total, source.dtype, "the message", "x")
+            out = buffers.like(x, source, len(self._chunk(total))) if out is None else out
+        target = buffers.view(out, "out", writes=True)
+        if source is None:
+            source, total = target, self.size * target.count if count is None else count
+        chunk = self._chunk(total)
+        expect(target, len(chunk), source.dtype, f"rank {self.rank}'s chunk of {total} elements")
+        if mine and target.address != source.address + chunk.start * source.itemsize:
+            apart(source, target)
+        choice = self.choices("scatter", total, target.dtype, NO_OP, options)
+        return self._prepared("scatter", source, target, total, NO_OP, root, choice, out)
+
+    def alltoall(
+        self,
+        x: Any,
+        out: Any,
+        send_counts: Sequence[int] | None,
+        recv_counts: Sequence[int] | None,
+        options: Options,
+    ) -> Prepared:
+        source = buffers.view(x)
+        if send_counts is None:
+            if recv_counts is not None:
+                raise ValueError("recv_counts without send_counts; pass both, or send_counts alone, or neither")
+            counts, total = None, self.size * len(self._chunk(source.count))
+        else:
+            sends = checked(send_counts, self.size, "send_counts")
+            expect(source, sum(sends), source.dtype, "the sum of send_counts", "x")
+            receives = None if recv_counts is None else checked(recv_counts, self.size, "recv_counts")
+            counts = told(self.plans, sends, receives)
+            total = sum(counts.receives)
+        out = buffers.like(x, source, total) if out is None else out
+        target = buffers.view(out, "out", writes=True)
+        expect(target, total, source.dtype, "what all ranks send to this one")
+        apart(source, target)
+        # With counts each rank sends another number of bytes, and all must choose alike: as for a short message.
+        choice = self.choices("alltoall", source.count if counts is None else 0, source.dtype, NO_OP, options)
+        return self._prepared("alltoall", source, target, source.count, NO_OP, 0, choice, out, counts)
+
     def barrier(self) -> Prepared:
         if self._barrier is None:
-            byte = bytearray(1)
-            address = buffers.view(byte).address
-            self._barrier = Prepared(self.plans.barrier(), address, address, None, byte)
+            signs = (bytearray(1), bytearray(self.size))
+            mine, everyone = (buffers.view(sign).address for sign in signs)
+            self._barrier = Prepared(self.plans.barrier(), mine, everyone, None, signs)
         return self._barrier
 
     # ------------------------------------------------------------ parts of them
@@ -226,11 +290,11 @@ class Calls:
         root: int,
         choice: Choices,
         result: Any,
+        counts: Counts | None = None,
     ) -> Prepared:
         ordinary = choice.ordinary
-        call = self.plans.call(collective, target.dtype, count, op, root, ordinary.algorithm, ordinary.params)
-        shared = self.plans.levels_share(ordinary.algorithm, ordinary.params)
-        symmetric = shared or choice.symmetric.algorithm == ONE_PASS
+        call = self.plans.call(collective, target.dtype, count, op, root, ordinary.algorithm, ordinary.params, counts)
+        symmetric = choice.symmetric.algorithm == ONE_PASS or self.plans.levels_share(collective, ordinary)
         finish = target.restore if target.original is not None else None
         copied = collective == "reduce" and source.address == target.address and not self.plans.in_place(call)
         if copied:

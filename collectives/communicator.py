@@ -16,6 +16,7 @@ from collectives.errors import UnsupportedError
 from collectives.extents import chunk_offsets
 from collectives.handles import Persistent, Several
 from collectives.launch import connect, form
+from collectives.moves import Moves
 from collectives.native.library import library
 from collectives.native.program import Program
 from collectives.peers import Peers
@@ -35,7 +36,7 @@ def chunk(count: int, size: int, rank: int) -> slice:
     return slice(offsets[rank], offsets[rank + 1])
 
 
-class Communicator:
+class Communicator(Moves):
     """A group of ranks that make the same calls in the same order.
 
     mpi_comm: an mpi4py communicator (default: COMM_WORLD), which is duplicated. table: path of a tuning table (default:
@@ -215,11 +216,6 @@ class Communicator:
         """
         self._check_open()
         return self._go(self._calls.reduce(x, root, out, op, Options.of(how)), blocking, timeout)
-
-    def barrier(self, *, blocking: bool = True, timeout: float | None = None) -> Any:
-        """Wait until every rank has come here. blocking=False: returns a Work."""
-        self._check_open()
-        return self._go(self._calls.barrier(), blocking, timeout)
 
     def plan(self, collective: str, x: Any, *args: Any, **how: Any) -> Persistent:
         """A call to be made often on the same memory: `plan()` runs it and returns what the method would.

@@ -10,8 +10,11 @@ from collectives.schedule import DATA, INPUT, OUTPUT, WHOLE, Span
 
 Holding: TypeAlias = tuple[str, Span, tuple[int, ...]]  # buffer, span, the ranks whose contributions it holds
 
-COLLECTIVES = ("allreduce", "reduce", "broadcast", "reduce_scatter", "allgather")
-ROOTED = ("reduce", "broadcast")
+COLLECTIVES = (
+    "allreduce", "reduce", "broadcast", "reduce_scatter", "allgather", "gather", "scatter", "alltoall", "barrier",
+)  # fmt: skip
+ROOTED = ("reduce", "broadcast", "gather", "scatter")
+REDUCING = ("allreduce", "reduce", "reduce_scatter")  # the others only move
 
 
 class Contract(NamedTuple):
@@ -32,6 +35,8 @@ def contract(collective: str, p: int, root: int = 0) -> Contract:
     """The contract of a collective over ranks 0 to p - 1.
 
     allreduce and broadcast work in place, on `data`; the others read `input`, which stays as it is, and write `output`.
+    The message of an alltoall is everything that anyone sends, by source and then by destination. A barrier is kept
+    when every rank holds a sign of life of every other.
     """
     if not 0 <= root < p:
         raise ValueError(f"root {root} is not one of {p} ranks, 0 to {p - 1}")
@@ -43,6 +48,8 @@ def contract(collective: str, p: int, root: int = 0) -> Contract:
     def only(held: Holding) -> list[list[Holding]]:
         return [[held] if r == root else [] for r in ranks]
 
+    own: list[list[Holding]] = [[(INPUT, chunk[r], (r,))] for r in ranks]
+    everything: list[Holding] = [(OUTPUT, chunk[source], (source,)) for source in ranks]
     match collective:
         case "allreduce":
             return Contract(mine(DATA), [[(DATA, WHOLE, everyone)] for _ in ranks])
@@ -53,7 +60,12 @@ def contract(collective: str, p: int, root: int = 0) -> Contract:
             return Contract(only(source), [[source] for _ in ranks])
         case "reduce_scatter":
             return Contract(mine(INPUT), [[(OUTPUT, chunk[r], everyone)] for r in ranks])
-        case "allgather":
-            own: list[list[Holding]] = [[(INPUT, chunk[r], (r,))] for r in ranks]
-            return Contract(own, [[(OUTPUT, chunk[source], (source,)) for source in ranks] for _ in ranks])
+        case "allgather" | "barrier":
+            return Contract(own, [everything for _ in ranks])
+        case "gather":
+            return Contract(own, [everything if r == root else [] for r in ranks])
+        case "scatter":
+            return Contract(only((INPUT, WHOLE, (root,))), [[(OUTPUT, chunk[r], (root,))] for r in ranks])
+        case "alltoall":
+            return Contract(own, [[(OUTPUT, chunk[source].split(p)[r], (source,)) for source in ranks] for r in ranks])
     raise ValueError(f"no collective is called {collective!r}; there are {', '.join(COLLECTIVES)}")

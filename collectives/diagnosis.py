@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collectives.channel import Channel
 
 BARRIER = "barrier"
-CALLS = (*COLLECTIVES, BARRIER)
+COUNTS = "counts of an alltoall"  # which ranks tell each other before it
+CALLS = (*COLLECTIVES, COUNTS)
 NO_OP = "none"
 OPERATIONS = (NO_OP, *OPS)
 ERRORS: dict[int, type[CollectiveError]] = {

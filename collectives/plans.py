@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
 from collectives import diagnosis
@@ -12,6 +13,7 @@ from collectives import layout as at
 from collectives.algorithms import KERNEL_BYTES, SEGMENT_BYTES, Algorithm, find
 from collectives.channel import Channel
 from collectives.contract import ROOTED, contract
+from collectives.counts import Counts
 from collectives.dtypes import ITEMSIZE
 from collectives.engine import ENGINE
 from collectives.errors import UnsupportedError
@@ -22,6 +24,7 @@ from collectives.native.program import Program, Share
 from collectives.plan import Kernel, Sections, Table, Target, kernel_phase, kernel_table, lower
 from collectives.properties import output_may_be_input, smallest_part
 from collectives.schedule import DATA, INPUT, OUTPUT, WHOLE, Schedule, Span
+from collectives.selection import Choice
 from collectives.verify import Fault, verify, weights
 
 MOST_PROGRAMS = 512  # kept by a communicator; the one used longest ago goes first
@@ -34,7 +37,7 @@ ONE_PASS = {
     "broadcast": at.BROADCAST, "reduce": at.REDUCE,
 }  # fmt: skip
 HIERARCHICAL = "hierarchical"
-CHUNKED = ("reduce_scatter", "allgather")  # collectives whose chunks a caller can see
+CHUNKED = ("reduce_scatter", "allgather", "gather", "scatter", "barrier")  # whose chunks a caller can see
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class Call:
     root: int
     algorithm: str
     params: tuple[tuple[str, Any], ...]
+    counts: Counts | None = None  # of an alltoall whose caller says what it sends and receives
 
     @property
     def reduces(self) -> bool:
@@ -66,25 +70,33 @@ class Plans:
         self.forgotten = 0  # programs let go, so that whoever keeps one by another key can tell
 
     def call(
-        self, collective: str, dtype: str, count: int, op: str, root: int, algorithm: str, params: Mapping[str, Any]
+        self,
+        collective: str,
+        dtype: str,
+        count: int,
+        op: str,
+        root: int,
+        algorithm: str,
+        params: Mapping[str, Any],
+        counts: Counts | None = None,
     ) -> Call:
         """A call with its algorithm's full parameters. ValueError, UnsupportedError where they cannot serve."""
         found = find(collective, algorithm)
         full = found.check(**params)
-        if refusal := found.refusal(self.topology.ranks, self.topology.nodes):
+        if refusal := found.refusal(self.topology.ranks, self.topology.nodes, counts is not None):
             raise UnsupportedError(refusal)
-        return Call(collective, dtype, count, op, root, algorithm, tuple(sorted(full.items())))
+        return Call(collective, dtype, count, op, root, algorithm, tuple(sorted(full.items())), counts)
 
     @property
     def on_one_node(self) -> bool:
         """Whether node kernels can serve a call."""
         return self.channel.endpoint.kernels and self.topology.ranks > 1 and len(self.topology.nodes) == 1
 
-    def levels_share(self, algorithm: str, params: Mapping[str, Any]) -> bool:
-        """Whether an allreduce uses symmetric memory within nodes, though it goes between nodes too."""
-        nodes = self.channel.endpoint.kernels and len(self.topology.nodes) > 1
-        plain = params.get("leaders", "all") == "all" and not params.get(SEGMENT_BYTES.name)
-        return nodes and plain and algorithm == HIERARCHICAL
+    def levels_share(self, collective: str, choice: Choice) -> bool:
+        """Whether a call uses symmetric memory within nodes, though it goes between nodes too."""
+        here = self.channel.endpoint.kernels and len(self.topology.nodes) > 1
+        plain = choice.params.get("leaders", "all") == "all" and not choice.params.get(SEGMENT_BYTES.name)
+        return here and plain and (collective, choice.algorithm) == ("allreduce", HIERARCHICAL)
 
     def program(self, call: Call, symmetric: bool = False) -> Program:
         """The call's program, made at its first use.
@@ -113,8 +125,11 @@ class Plans:
         itemsize = ITEMSIZE[call.dtype]
         before, whole = self._kernel_phases(call, itemsize, symmetric)
         weights = self._weights_of(call, schedule) if call.op == "avg" and not whole else None
-        parts = self.topology.ranks if call.collective in CHUNKED else 1
-        bound = Bound(chunk_offsets(call.count, parts), max(1, at.LINE // itemsize))
+        align = max(1, at.LINE // itemsize)
+        if call.counts is None:
+            bound = bound_of(call.collective, call.count, self.topology.ranks, align)
+        else:
+            bound = call.counts.bound(self.rank)
         levels = self._levels(bound, itemsize) if symmetric and len(self.topology.nodes) > 1 else {}
         share = self._share(call, itemsize) if symmetric and call.count and (before.phases or levels) else None
         params = dict(call.params)
@@ -122,9 +137,8 @@ class Plans:
             table = kernel_table(before)
         else:
             table = self._lower(call, schedule, itemsize, bound, params.get("segment_bytes"), weights, before, levels)
-        mark = diagnosis.fingerprint(
-            call.collective, call.dtype, call.op, call.root, call.count, call.algorithm, params
-        )
+        count = call.count if call.counts is None else 0  # each rank has counts of its own
+        mark = diagnosis.fingerprint(call.collective, call.dtype, call.op, call.root, count, call.algorithm, params)
         by_bytes = not call.reduces  # its folds are copies
         return Program(
             self.channel.endpoint,
@@ -185,15 +199,20 @@ class Plans:
         return Share(st.SHARE_OF_INPUT, n_bytes)
 
     def barrier(self) -> Program:
-        """One byte that everyone must have sent before anyone goes on: an allreduce, named for what it is."""
-        call = self.call("allreduce", "uint8", 1, "or", 0, "recursive_doubling", {})
-        bound = Bound([0, 1])
+        """A byte of each rank, which everyone must have before anyone goes on."""
+        return self.program(self.call("barrier", "uint8", self.topology.ranks, diagnosis.NO_OP, 0, "dissemination", {}))
+
+    @cached_property
+    def counting(self) -> Program:
+        """Two numbers from each rank to each, before an alltoall whose callers say what they send."""
+        ranks = self.topology.ranks
+        call = self.call("alltoall", "int64", 2 * ranks, diagnosis.NO_OP, 0, "direct", {})
         return Program(
             self.channel.endpoint,
-            self._lower(call, self._schedule(call), 1, bound, None, None),
+            self._lower(call, self._schedule(call), 8, bound_of("alltoall", call.count, ranks), None, None),
             kernel=kernel("uint8", "or"),
             itemsize=1,
-            fingerprint=diagnosis.fingerprint(diagnosis.BARRIER, "uint8", diagnosis.NO_OP, 0, 0, "", {}),
+            fingerprint=diagnosis.fingerprint(diagnosis.COUNTS, "int64", diagnosis.NO_OP, 0, call.count, "", {}),
             timeout=self.timeout,
         )
 
@@ -266,7 +285,7 @@ class Plans:
         ranks = self.topology.ranks
         parts = max(2 * int(1 / smallest_part(schedule)) + 2, ranks)  # so that no message is empty
         count = self._largest(-(-parts // ranks) * ranks)
-        bound = Bound(chunk_offsets(count, ranks if call.collective in CHUNKED else 1))
+        bound = bound_of(call.collective, count, ranks)
         program = Program(
             self.channel.endpoint,
             self._lower(call, schedule, 8, bound, 1 << 62, None),
@@ -285,6 +304,17 @@ class Plans:
         program = self.program(self.call("allreduce", "int64", 1, "max", 0, "recursive_doubling", {}))
         ENGINE.call(self.channel, program, ctypes.addressof(box), ctypes.addressof(box), box)
         return box.value
+
+
+def bound_of(collective: str, count: int, ranks: int, align: int = 1) -> Bound:
+    """Where spans of the message begin and end: what a caller can see is cut as torch.tensor_split cuts.
+
+    count: elements of the message; of an alltoall, those that each rank sends.
+    """
+    if collective == "alltoall":
+        cuts = chunk_offsets(count, ranks)
+        return Bound([rank * count + cut for rank in range(ranks) for cut in cuts[:-1]] + [ranks * count])
+    return Bound(chunk_offsets(count, ranks if collective in CHUNKED else 1), align)
 
 
 def kernel_of(call: Call, itemsize: int, reads_peers: bool) -> Kernel | None:
@@ -334,6 +364,11 @@ def prove(
         raise UnsupportedError(f"{name} is wrong for these {ranks} ranks, and is not run: {fault}") from None
 
 
+def blocks_to(rank: int, ranks: int) -> list[Fraction]:
+    """Where the blocks begin that each rank sends to this one."""
+    return [Fraction(source * ranks + rank, ranks * ranks) for source in range(ranks)]
+
+
 def holds(collective: str, ranks: int, rank: int) -> dict[str, list[Span]]:
     """What the caller's buffers hold of the message, as the collective's contract lays them out."""
     whole, chunk = [WHOLE], Span(Fraction(rank, ranks), Fraction(rank + 1, ranks))
@@ -342,8 +377,10 @@ def holds(collective: str, ranks: int, rank: int) -> dict[str, list[Span]]:
             return {DATA: whole}
         case "reduce":
             return {INPUT: whole, OUTPUT: whole}
-        case "reduce_scatter":
+        case "reduce_scatter" | "scatter":
             return {INPUT: whole, OUTPUT: [chunk]}
-        case "allgather":
+        case "allgather" | "gather" | "barrier":
             return {INPUT: [chunk], OUTPUT: whole}
+        case "alltoall":
+            return {INPUT: [chunk], OUTPUT: [Span(lo, lo + chunk.size / ranks) for lo in blocks_to(rank, ranks)]}
     raise ValueError(f"no collective is called {collective!r}")

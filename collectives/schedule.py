@@ -13,7 +13,7 @@ its end. Only a plain recv may write early, so nothing else in its round reads i
 """
 
 from bisect import bisect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate, repeat, zip_longest
@@ -154,6 +154,13 @@ def there_and_back(rounds: Iterable[Round]) -> list[Round]:
     """The rounds, and then their mirror image."""
     rounds = list(rounds)
     return rounds + mirror(rounds)
+
+
+def wrapped(chunks: Sequence[Span], first: int, n: int) -> list[Span]:
+    """Chunks first to first + n - 1, wrapping around, as one or two spans."""
+    first %= len(chunks)
+    head, tail = chunks[first : first + n], chunks[: max(0, first + n - len(chunks))]
+    return [Span(part[0].lo, part[-1].hi) for part in (head, tail) if part]
 
 
 def together(*algorithms: Iterable[Round]) -> list[Round]:

@@ -17,6 +17,7 @@ FIXED_ORDER = {
     "reduce": ("direct", "two_shot", ONE_PASS),
 }
 # Algorithms that fold all ranks in order, once: the only ones that a deterministic choice may take.
+PASSES = ("allreduce", "reduce_scatter", "allgather", "broadcast", "reduce")  # what one_pass does
 LEAST_PASS = 4 << 10  # bytes of symmetric memory from which one_pass serves where no rule says so
 
 
@@ -100,7 +101,7 @@ def _on_symmetric(
     table: Table | None, topology: Topology, collective: str, nbytes: int, dtype: str, op: str | None
 ) -> Choice | None:
     """one_pass, by the table's rule or by thumb; None where what serves ordinary memory is to serve here too."""
-    if len(topology.nodes) > 1 or len(topology.nodes[0]) == 1:
+    if len(topology.nodes) > 1 or len(topology.nodes[0]) == 1 or collective not in PASSES:
         return None
     rule, because = None, "no tuning table"
     if table is not None and table.topology.fingerprint == topology.fingerprint:
@@ -185,6 +186,8 @@ def _on_a_node(collective: str, ranks: int, nbytes: int) -> tuple[str, dict[str,
         if nbytes <= (64 << 10) // ranks:
             return "one_shot", {}, "one round in shared memory, for a short message"
         return "two_shot", piece, "the fewest bytes through shared memory, and one kernel for all of them"
+    if collective in ("gather", "scatter", "alltoall"):
+        return "direct", {}, "one round, and nothing is sent twice"
     if collective == "allgather" and ranks == 2 and 1 << 20 <= nbytes < 8 << 20:
         return "single_copy", {}, "one copy, straight from the other's memory"
     if collective == "reduce" and ranks > 4 and nbytes > 64 << 10:
@@ -201,6 +204,10 @@ def _between_nodes(collective: str, nodes: int, ranks: int, nbytes: int) -> tupl
         return ("direct", {}, "one round") if small else ("ring", {}, "neighbours only, and the fewest bytes")
     if collective == "allgather":
         return ("bruck", {}, "the fewest rounds") if small else ("ring", {}, "neighbours only")
+    if collective in ("gather", "scatter"):
+        return ("binomial_tree", {}, "the fewest rounds") if small else ("direct", {}, "nothing is sent twice")
+    if collective == "alltoall":
+        return ("direct", {}, "one round") if small else ("pairwise", {}, "one partner at a time")
     if nbytes <= 16 << 10:
         return "recursive_doubling", {}, "the fewest rounds, for a message of at most 16 KiB"
     if nodes < ranks:

@@ -16,9 +16,11 @@ from operator import and_, or_, xor
 from typing import Any
 
 from collectives.buffers import view
+from collectives.contract import REDUCING
 from collectives.dtypes import ITEMSIZE
 
 PERIOD = 251
+GATHERS = ("allgather", "gather")  # which take a chunk from each rank
 FORMATS = {
     "float16": "e", "float32": "f", "float64": "d", "int8": "b", "int16": "h", "int32": "i", "int64": "q",
     "uint8": "B", "uint16": "H", "uint32": "I", "uint64": "Q",
@@ -51,35 +53,45 @@ class Case:
         mine = chunk(self.count, size, rank)
         whole, part = slice(0, self.count), mine
         contribution, reduced = pattern(dtype, op, rank, size), result(dtype, op, size)
+        blocks = slice(0, size * (mine.stop - mine.start))
         self._out: Any = None
         shared = symmetric(empty, nbytes) if empty else None
-        taken = part if collective == "allgather" else whole
+        taken = part if collective in GATHERS else slice(0, 0) if collective == "scatter" and rank else whole
         self._in = memory(self._bytes(taken)) if shared is None or collective == "allgather" else shared
         self._source = memory(self._bytes(taken))
-        own = pattern(dtype, op, 0, size) if collective in ("broadcast", "allgather") else contribution
+        one = collective in ("broadcast", "scatter", *GATHERS)  # all ranks' parts are of one message
+        own = pattern(dtype, op, 0, size) if one else contribution
         if collective == "broadcast" and rank:
             own = [0] * PERIOD
         fill(self._source, dtype, own, taken.start)
-        expected, self._expected_slice = reduced, whole
-        if collective in ("broadcast", "allgather"):
-            expected = pattern(dtype, op, 0, size)
-        elif collective == "reduce" and rank:
-            expected = contribution
-        if collective == "reduce_scatter":
-            self._expected_slice = part
-        if collective in ("reduce_scatter", "allgather"):
+        at_root = collective not in ("reduce", "gather") or rank == 0
+        given = {"reduce_scatter": part, "scatter": part, "allgather": whole, "gather": whole, "alltoall": blocks}
+        self._expected_slice = given.get(collective, whole) if at_root else taken
+        if collective in given and at_root:
             self._out = memory(self._bytes(self._expected_slice))
         if collective == "allgather" and shared is not None:
             self._out = shared
-        self._exact = op != "avg" or collective in ("broadcast", "allgather") or (collective == "reduce" and rank > 0)
-        self._expected_values = expected
+        self._exact = op != "avg" or collective not in REDUCING or not at_root
+        self._expected_values = own if collective in GATHERS or collective == "scatter" or not at_root else reduced
+        if collective == "broadcast":
+            self._expected_values = pattern(dtype, op, 0, size)
         self._expected = memory(self._bytes(self._expected_slice))
-        fill(self._expected, dtype, expected, self._expected_slice.start)
+        if collective == "alltoall":
+            self._fill_blocks(mine)
+        else:
+            fill(self._expected, dtype, self._expected_values, self._expected_slice.start)
         self.x = array(self._in, self._bytes(taken), dtype)
         self.out = array(self._out, self._bytes(self._expected_slice), dtype) if self._out is not None else None
         self._result = self._in if self._out is None else self._out
         self._result_bytes = self._bytes(self._expected_slice)
         self._in_view, self._source_view = memoryview(self._in), memoryview(self._source)
+
+    def _fill_blocks(self, mine: slice) -> None:
+        """What an alltoall brings: of each rank's message the part that is mine."""
+        length, expected = self._bytes(mine), memoryview(self._expected)
+        for source in range(self.size):
+            block = expected[source * length : (source + 1) * length]
+            fill(block, self.dtype, pattern(self.dtype, self.op, source, self.size), mine.start)
 
     def _bytes(self, elements: slice) -> int:
         return int(elements.stop - elements.start) * ITEMSIZE[self.dtype]

@@ -5,6 +5,7 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
+from collectives.contract import REDUCING
 from tuner.cases import HALVES, Case, chunk
 from tuner.space import BASELINE, Candidate
 
@@ -23,7 +24,7 @@ def native_lacks(dtype: str, op: str, collective: str = "allreduce") -> str | No
     """Why MPI's own collective cannot be a baseline; None where it can."""
     if dtype not in MPI_TYPES:
         return f"MPI has no {dtype}"
-    if collective in ("allreduce", "reduce", "reduce_scatter") and op not in MPI_OPS:
+    if collective in REDUCING and op not in MPI_OPS:
         return f"MPI has no {op}"
     return None
 
@@ -33,8 +34,10 @@ def treering(comm: Any, case: Case, candidate: Candidate) -> Run:
     options: dict[str, Any] = dict(candidate.params)
     if candidate != AUTOMATIC:
         options["algorithm"] = candidate.algorithm
-    if case.collective in ("allreduce", "reduce", "reduce_scatter"):
+    if case.collective in REDUCING:
         options["op"] = case.op
+    if case.collective in ("gather", "scatter"):
+        options["count"] = case.count
     if case.out is not None:
         options["out"] = case.out
     plan: Run = comm.plan(case.collective, case.x, **options)
@@ -57,7 +60,16 @@ def native(mpi: Any, case: Case) -> Run:
         return lambda: mpi.Reduce(MPI.IN_PLACE, x, op, 0) if mpi.rank == 0 else mpi.Reduce(x, None, op, 0)
     if case.collective == "reduce_scatter":
         return lambda: mpi.Reduce_scatter(x, out, counts, op)
-    gathered = [case.out, (counts, None), kind]
+    if case.collective == "alltoall":
+        mine = [counts[mpi.rank]] * mpi.size
+        sent, received = [case.x, (counts, None), kind], [case.out, (mine, None), kind]
+        return lambda: mpi.Alltoallv(sent, received)
+    if case.collective == "scatter":
+        parts = [case.x, (counts, None), kind] if mpi.rank == 0 else None
+        return lambda: mpi.Scatterv(parts, out, 0)
+    gathered = [case.out, (counts, None), kind] if case.out is not None else None
+    if case.collective == "gather":
+        return lambda: mpi.Gatherv(x, gathered, 0)
     return lambda: mpi.Allgatherv(x, gathered)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from collectives.contract import REDUCING, ROOTED
 from tuner import units
 from tuner.space import candidate
 
@@ -64,8 +65,8 @@ def as_nccl(rows: Sequence[Row], about: dict[str, Any]) -> str:
             "#" + "".join(f"{t:>{w}}" for t, w in zip(words, widths, strict=True)) + "\n" for words in (titles, unit)
         ]
         for row in group:
-            root = -1 if row.collective not in ("broadcast", "reduce") else 0
-            op = row.op if row.collective in ("allreduce", "reduce", "reduce_scatter") else "none"
+            root = 0 if row.collective in ROOTED else -1
+            op = row.op if row.collective in REDUCING else "none"
             values = (row.bytes, row.count, row.dtype, op, root, f"{row.median_us:.2f}", f"{row.algbw_GBps:.2f}",
                       f"{row.busbw_GBps:.2f}", row.wrong)  # fmt: skip
             lines.append(" " + columns(values, widths))

@@ -7,11 +7,11 @@ from itertools import groupby, pairwise
 from typing import Any
 
 from collectives.advice import BucketAdvice
+from collectives.contract import REDUCING
 from collectives.table import ANY, DTYPE_CLASS, OP_CLASS, Place, Rule, RunnerUp, Table
 from tuner.search import Measured
 from tuner.space import BASELINE, Candidate
 
-MOVES = ("broadcast", "allgather", "gather", "scatter", "alltoall")  # no arithmetic: any dtype is as good as another
 DIGITS = 4
 
 
@@ -20,7 +20,7 @@ def rules_of(collective: str, dtype: str, op: str, sizes: Sequence[Measured]) ->
 
     The times of a rule are those at the largest size that it was measured at, which is named.
     """
-    moves = collective in MOVES
+    moves = collective not in REDUCING  # no arithmetic: any dtype is as good as another
     key: dict[str, Any] = {"collective": collective, "dtype": ANY, "op": ANY, "storage": sizes[0].storage}
     if not moves:
         key |= {"dtype": DTYPE_CLASS[dtype], "op": OP_CLASS[op]}

@@ -8,7 +8,19 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from collectives.algorithms import bruck, direct, double_tree, doubling, halving, hierarchical, one_pass, ring, tree
+from collectives.algorithms import (
+    alltoall,
+    bruck,
+    direct,
+    double_tree,
+    doubling,
+    gather,
+    halving,
+    hierarchical,
+    one_pass,
+    ring,
+    tree,
+)
 from collectives.algorithms.registry import (
     KERNEL_BYTES,
     SEGMENT_BYTES,
@@ -72,6 +84,14 @@ for algorithm in (
     Algorithm("broadcast", "direct", direct.broadcast, STAGED + PIPELINE, whole),
     Algorithm("broadcast", "scatter_allgather", tree.scatter_allgather, PIPELINE, whole),
     Algorithm("broadcast", "one_pass", one_pass.broadcast, PIPELINE, whole, symmetric=True),
+    Algorithm("gather", "direct", gather.gather_direct),
+    Algorithm("gather", "binomial_tree", gather.gather),
+    Algorithm("scatter", "direct", gather.scatter_direct),
+    Algorithm("scatter", "binomial_tree", gather.scatter),
+    Algorithm("alltoall", "direct", alltoall.direct),
+    Algorithm("alltoall", "pairwise", alltoall.pairwise),
+    Algorithm("alltoall", "bruck", alltoall.bruck, forwards=True),
+    Algorithm("barrier", "dissemination", bruck.barrier),
 ):
     register(algorithm)
 

@@ -5,7 +5,7 @@ Rank 0 of 5 holds chunk 0, then 0 1, then 0 1 2 3, then all: of the last row onl
 
 from collections.abc import Iterator
 
-from collectives.schedule import INPUT, OUTPUT, WHOLE, Group, Round, Span, copy, recv, send
+from collectives.schedule import INPUT, OUTPUT, WHOLE, Group, Round, Span, copy, recv, send, wrapped
 
 
 def allgather(g: Group, span: Span = WHOLE) -> Iterator[Round]:
@@ -17,16 +17,20 @@ def allgather(g: Group, span: Span = WHOLE) -> Iterator[Round]:
     Paper: Bruck et al., Efficient algorithms for all-to-all communications in multiport message-passing systems, 1997.
     """
     chunk, me, p = span.split(g.size), g.rank, g.size
-
-    def row(first: int, n: int) -> list[Span]:
-        """Chunks first to first + n - 1, wrapping around, as one or two spans."""
-        first %= p
-        head, tail = chunk[first : first + n], chunk[: max(0, first + n - p)]
-        return [Span(part[0].lo, part[-1].hi) for part in (head, tail) if part]
-
     yield [copy(chunk[me], INPUT, OUTPUT)]
     d = 1
     while d < p:
-        n = min(d, p - d)
-        yield [send(x, g[me - d], OUTPUT) for x in row(me, n)] + [recv(x, g[me + d], OUTPUT) for x in row(me + d, n)]
+        mine, theirs = (wrapped(chunk, first, min(d, p - d)) for first in (me, me + d))
+        yield [send(x, g[me - d], OUTPUT) for x in mine] + [recv(x, g[me + d], OUTPUT) for x in theirs]
         d *= 2
+
+
+def barrier(g: Group, span: Span = WHOLE) -> Iterator[Round]:
+    """Dissemination: in each round tell the rank at distance 1, 2, 4, ... of all that I have heard of.
+
+    Who has heard of everybody knows that everybody has come. A sign of life is a byte.
+    Cost: ceil(log2 p) alpha + (p-1) beta.
+    Serves: any number of ranks.
+    Paper: Hensgen, Finkel and Manber, Two algorithms for barrier synchronization, 1988.
+    """
+    yield from allgather(g, span)

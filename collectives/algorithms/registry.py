@@ -50,6 +50,7 @@ class Algorithm:
     cells: Callable[[Group, Span], Sequence[Span]] | None = None  # of a pipeline; None: emit makes its own, if any
     even: bool = False  # serves only even numbers of ranks
     power_of_two: bool = False  # serves only powers of two
+    forwards: bool = False  # alltoall: passes on what others send each other, so all counts must be known to all
     needs_nodes: bool = False  # takes the shape of the nodes
     symmetric: bool = False  # made for symmetric memory of one node; elsewhere another is better
 
@@ -69,15 +70,20 @@ class Algorithm:
         _, _, cost = self.doc.partition("Cost: ")
         return " ".join(cost.partition("\nServes: ")[0].split())
 
-    def refusal(self, ranks: int, nodes: Nodes | None = None) -> str | None:
-        """Why it cannot serve so many ranks on such nodes, and what would; None if it can."""
-        if not (lack := self.lack(ranks, nodes)):
+    def refusal(self, ranks: int, nodes: Nodes | None = None, counted: bool = False) -> str | None:
+        """Why it cannot serve so many ranks on such nodes, and what would; None if it can.
+
+        counted: each rank knows only how many elements it sends and receives itself.
+        """
+        if not (lack := self.lack(ranks, nodes, counted)):
             return None
-        others = ", ".join(a.name for a in every(self.collective) if not a.lack(ranks, nodes)) or "no other"
+        others = ", ".join(a.name for a in every(self.collective) if not a.lack(ranks, nodes, counted)) or "no other"
         return f"{self.collective} {self.name} needs {lack}; {others} would serve"
 
-    def lack(self, ranks: int, nodes: Nodes | None = None) -> str | None:
+    def lack(self, ranks: int, nodes: Nodes | None = None, counted: bool = False) -> str | None:
         """What it would need, and has not got."""
+        if self.forwards and counted:
+            return "messages of one length, since it passes on what others send, and so no send_counts"
         placed = [rank for node in nodes or [range(ranks)] for rank in node]
         if self.needs_nodes and not len(placed) == len(set(placed)) == ranks:
             return f"nodes that hold each of the {ranks} ranks once, not {[list(node) for node in nodes or ()]}"

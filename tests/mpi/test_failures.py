@@ -25,6 +25,7 @@ MISMATCHES = {
     "parameters": "parameters",
     "precision": "dtype",
     "one call less": "collective",
+    "counts or none": "collective",
 }
 VALUES = {
     "count": ("409600", "409598"),
@@ -33,6 +34,7 @@ VALUES = {
     "collective": ("allreduce", "broadcast"),
     "root": ("0", "1"),
     "algorithm": ("ring", "recursive_doubling"),
+    "counts or none": ("alltoall", "counts of an alltoall"),
 }
 ONES = {"TREERING_RANKS_PER_NODE": "1"}  # every rank is a node
 # Between nodes, what a rank that does not wait has called is known only by what it calls next.
@@ -74,9 +76,15 @@ def fails_at_once(seen):
     ids=str,
 )
 def test_ranks_that_call_something_else_are_named_on_every_rank(mpi, ranks, env):
-    seen, done = outcomes(mpi, ranks, *MISMATCHES, env=env)
+    seen, done = outcomes(mpi, ranks, *MISMATCHES, "counts", env=env)
     assert done.returncode != 0
     assert "leaves after" in done.stderr
+    first, *others, last = seen["counts"]
+    for one in (first, last):  # both ends of the message that differs; the others are stopped
+        assert (one["type"], one["field"], one["ranks"]) == ("MismatchError", "counts", [0, ranks - 1]), one
+        assert one["values"] == [f"1 as send_counts[{ranks - 1}]", "2 as recv_counts[0]"]
+        assert fails_at_once(one["barrier"])
+    assert all(one["type"] in ("CollectiveError", "MismatchError") for one in others), others
     for case, field in MISMATCHES.items():
         for rank, one in enumerate(seen[case]):
             assert one["type"] == "MismatchError", (case, rank, one)

@@ -5,8 +5,7 @@ ranks share; then what only chosen numbers show; then many calls. Results are ex
 """
 
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from random import Random
 from typing import Any
@@ -15,92 +14,23 @@ import torch
 
 import collectives
 from collectives.algorithms import Algorithm, every
-from collectives.contract import ROOTED
 from collectives.dtypes import HALVES
-from tests.programs import world
+from tests.programs import moves, world
+from tests.programs.drawn import Case, draw, run
 from tests.programs.engine_numbers import PAIRS, Guarded, bits, digest, inputs, noise, result, torch_dtype
 from tests.programs.engine_report import Report
 from tests.programs.engine_traffic import traffic
 
-SEGMENTS = (None, None, 8, 64, 200, 4096, 65536)
-ALLREDUCES = list(every("allreduce"))
-
-
-@dataclass
-class Case:
-    algorithm: Algorithm
-    params: dict[str, Any]
-    dtype: str
-    op: str
-    count: int
-    root: int
-    seed: int
-    way: str  # in place, out of place, without waiting, planned
-    precision: str | None
-
-    def __str__(self) -> str:
-        what = f"{self.algorithm.collective} {self.algorithm.name} {self.params} {self.op} of {self.count} {self.dtype}"
-        return f"{what}, root {self.root}, seed {self.seed}, {self.way}, {self.precision}"
-
-    @property
-    def how(self) -> dict[str, Any]:
-        return {"algorithm": self.algorithm.name, "precision": self.precision, **self.params}
-
-
-def draw_count(random: Random, size: int, algorithm: Algorithm) -> int:
-    few = (0, 1, size - 1, size, size + 1, 31, 127, 129, 1009, 4099)
-    return random.choice((*few, *few, 20_011 if algorithm.collective != "allgather" else 40_009))
-
-
-def draw(random: Random, algorithm: Algorithm, size: int, dtype: str, op: str) -> Case:
-    params = {p.name: random.choice(p.choices) for p in algorithm.parameters}
-    count = draw_count(random, size, algorithm)
-    if algorithm.pipelined:
-        params["segment_bytes"] = random.choice(SEGMENTS)
-        if params["segment_bytes"] and params["segment_bytes"] < 200:
-            count = min(count, 1009)
-    return Case(
-        algorithm,
-        params,
-        dtype,
-        op,
-        count,
-        random.randrange(size) if algorithm.collective in ROOTED else 0,
-        random.randrange(1 << 30),
-        random.choice(["in place", "out of place", "without waiting", "planned"]),
-        random.choice([None, "fast", "accurate"]) if algorithm.collective == "allreduce" else None,
-    )
+Some = Sequence[Algorithm]
+SOME = 8  # allreduces that a launch asks for chosen numbers: others in each launch
 
 
 def cases(random: Random, size: int, n: int) -> Iterator[Case]:
-    """At least two of every algorithm, at least one of every dtype and operation."""
-    algorithms = [*every(), *every(), *every("allreduce")]
-    for i in range(n):
-        algorithm = algorithms[i % len(algorithms)] if i < len(algorithms) else random.choice(ALLREDUCES)
-        yield draw(random, algorithm, size, *(PAIRS[i % len(PAIRS)]))
-
-
-def run_case(comm: collectives.Communicator, case: Case, report: Report) -> None:
-    call = {
-        "allreduce": allreduce,
-        "reduce": reduce,
-        "broadcast": broadcast,
-        "reduce_scatter": reduce_scatter,
-        "allgather": allgather,
-    }[case.algorithm.collective]
-    call(comm, case, report)
-
-
-def run(comm: collectives.Communicator, collective: str, case: Case, x: Any, *args: Any, **more: Any) -> Any:
-    """The collective, in the case's way."""
-    if case.way == "planned" and (case.precision != "accurate" or case.dtype not in HALVES):
-        planned = {name: value for name, value in case.how.items() if name != "precision" or value}
-        plan = comm.plan(collective, x, *args, **more, **planned)
-        return plan()
-    method = getattr(comm, collective)
-    if case.way == "without waiting":
-        return method(x, *args, **more, **case.how, blocking=False).wait()
-    return method(x, *args, **more, **case.how)
+    """One of every algorithm, then any; at least one of every dtype and operation."""
+    algorithms = [a for a in every() if not a.refusal(size, [range(size)])]
+    for i in range(max(n, len(algorithms))):
+        algorithm = algorithms[i] if i < len(algorithms) else random.choice(algorithms)
+        yield draw(random, algorithm, size, *(PAIRS[(i * 7) % len(PAIRS)]))
 
 
 def allreduce(comm: collectives.Communicator, case: Case, report: Report) -> None:
@@ -162,12 +92,19 @@ def allgather(comm: collectives.Communicator, case: Case, report: Report) -> Non
     report.check(out.intact(), f"{case}: wrote beside the message")
 
 
+RUNS: dict[str, Callable[[collectives.Communicator, Case, Report], None]] = {
+    "allreduce": allreduce, "reduce": reduce, "broadcast": broadcast, "reduce_scatter": reduce_scatter,
+    "allgather": allgather, "gather": moves.gather, "scatter": moves.scatter, "alltoall": moves.alltoall,
+    "barrier": moves.barrier,
+}  # fmt: skip
+
+
 # ---------------------------------------------------------------- chosen numbers
-def cancellation(comm: collectives.Communicator, report: Report) -> None:
+def cancellation(comm: collectives.Communicator, report: Report, some: Some) -> None:
     """Large numbers that cancel leave small ones, whose bits tell in which order they were added."""
     for one, other in combinations(range(comm.size), 2):
         mine = {one: 1e6, other: -1e6}.get(comm.rank, 1e-2)
-        for algorithm in ALLREDUCES:
+        for algorithm in some:
             for segment in (None, 32):
                 x = torch.full((41,), mine)
                 comm.allreduce(x, algorithm=algorithm.name, segment_bytes=segment)
@@ -202,13 +139,13 @@ def fixed_order(comm: collectives.Communicator, report: Report, random: Random) 
         report.equal(got, wanted.repeat(3)[part], f"order='fixed' reduce_scatter {dtype}")
 
 
-def accuracy(comm: collectives.Communicator, report: Report) -> None:
+def accuracy(comm: collectives.Communicator, report: Report, some: Some) -> None:
     """One large term and small ones, which a sum rounded at each step would lose; each rank holds the large one."""
     for holder in range(comm.size):
         for dtype, large in (("bfloat16", 256), ("float16", 2048)):
             mine = large if comm.rank == holder else 1
             wanted = torch.full((70,), large + comm.size - 1.0).to(torch_dtype(dtype))
-            for algorithm in ALLREDUCES:
+            for algorithm in some:
                 x = torch.full((70,), mine, dtype=torch_dtype(dtype))
                 comm.allreduce(x, algorithm=algorithm.name, precision="accurate")
                 report.equal(x, wanted, f"accurate {algorithm.name} {dtype}")
@@ -225,13 +162,13 @@ def accuracy(comm: collectives.Communicator, report: Report) -> None:
             report.equal(torch.cat(several), wanted, "accurate and coalesced")
 
 
-def averages(comm: collectives.Communicator, report: Report) -> None:
+def averages(comm: collectives.Communicator, report: Report, some: Some) -> None:
     """Neither overflow, as when dividing last, nor underflow, as when dividing first."""
     for dtype in ("float16", "bfloat16", "float32", "float64"):
         kind = torch_dtype(dtype)
         most, least = torch.finfo(kind).max, torch.tensor(1, dtype=bits(torch.zeros(1, dtype=kind)).dtype).view(kind)
         for value in (40000.0, most, float(least), -float(least), torch.inf):
-            for algorithm in ALLREDUCES:
+            for algorithm in some:
                 x = torch.full((37,), value, dtype=kind)
                 comm.allreduce(x, op="avg", algorithm=algorithm.name)
                 bound = abs(value) * 2.0 ** (-20 if dtype == "float32" else -49) if value == most else 0.0
@@ -241,17 +178,17 @@ def averages(comm: collectives.Communicator, report: Report) -> None:
                     report.equal(x, torch.full_like(x, value), f"average of {value} by {algorithm.name} {dtype}")
 
 
-def weights(comm: collectives.Communicator, report: Report) -> None:
+def weights(comm: collectives.Communicator, report: Report, some: Some) -> None:
     """A dry run, which many ranks make, finds the weights that a few find without one."""
     plans = comm._plans
-    for algorithm in ALLREDUCES:
+    for algorithm in some:
         for segment in (None, 4096):
             call = plans.call("allreduce", "float32", 9, "avg", 0, algorithm.name, {"segment_bytes": segment})
             noted = plans._dry_run(call, plans._schedule(call))
             report.check(noted == plans._proved_weights(call), f"weights by {algorithm.name}, {segment}: {noted}")
 
 
-def every_half(comm: collectives.Communicator, report: Report) -> None:
+def every_half(comm: collectives.Communicator, report: Report, some: Some) -> None:
     """All bit patterns, the other rank's reversed: exactly the sum in float32, rounded once."""
     patterns = torch.arange(65536, dtype=torch.int32).to(torch.int16)
     for dtype in HALVES:
@@ -259,7 +196,7 @@ def every_half(comm: collectives.Communicator, report: Report) -> None:
         both = patterns.view(kind), patterns.flip(0).view(kind)
         wanted = (both[0].float() + both[1].float()).to(kind)
         wanted[wanted.isnan()] = torch.nan
-        for algorithm in ALLREDUCES:
+        for algorithm in some:
             x = both[comm.rank].clone()
             comm.allreduce(x, algorithm=algorithm.name)
             report.equal(x, wanted, f"halves by {algorithm.name} {dtype}")
@@ -268,20 +205,24 @@ def every_half(comm: collectives.Communicator, report: Report) -> None:
 def main(seed: str, n: int, calls: int) -> None:
     report, random = Report(), Random(seed)
     with world.communicator(timeout=60) as comm:
+        there = [a for a in every("allreduce") if not a.refusal(comm.size, comm.topology.nodes)]
+        some = random.sample(there, min(SOME, len(there)))
         for case in cases(random, comm.size, n):
-            run_case(comm, case, report)
+            RUNS[case.algorithm.collective](comm, case, report)
         report.time("product")
-        cancellation(comm, report)
+        moves.chosen(comm, report)
+        report.time("moves")
+        cancellation(comm, report, some)
         report.time("cancellation")
         fixed_order(comm, report, random)
         report.time("fixed order")
-        accuracy(comm, report)
+        accuracy(comm, report, some)
         report.time("accuracy")
-        averages(comm, report)
-        weights(comm, report)
+        averages(comm, report, some)
+        weights(comm, report, some)
         report.time("averages")
         if comm.size == 2:
-            every_half(comm, report)
+            every_half(comm, report, some)
         traffic(comm, report, random, calls)
         topology = comm.topology
     report.finish(shape=topology.shape, links=topology.links)

@@ -63,6 +63,12 @@ def ones(count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.ones(count, dtype=dtype)
 
 
+def counted(comm: collectives.Communicator, from_first: int) -> Any:
+    """An alltoall of one element to each rank, which expects so many from the first."""
+    receives = [from_first, *[1] * (comm.size - 1)]
+    return comm.alltoall(ones(comm.size), send_counts=[1] * comm.size, recv_counts=receives)
+
+
 # ---------------------------------------------------------------- time
 def late() -> Seen:
     comm = new()
@@ -215,6 +221,10 @@ CASES: dict[str, Callable[[], Any]] = {
         lambda c: c.allreduce(ones(900, torch.float16), algorithm="ring", precision="accurate"),
     ),
     "one call less": differ(lambda c: [c.allreduce(ones(9)), c.allreduce(ones(9))], lambda c: c.allreduce(ones(9))),
+    "counts or none": differ(
+        lambda c: c.alltoall(ones(6 * c.size)), lambda c: c.alltoall(ones(6 * c.size), send_counts=[6] * c.size)
+    ),
+    "counts": differ(lambda c: counted(c, 1), lambda c: counted(c, 2)),
     "late": late,
     "late for this call": late_for_this_call,
     "impatient": impatient,

@@ -10,9 +10,9 @@ from functools import cache
 from collectives import layout as at
 from collectives.algorithms import Algorithm
 from collectives.contract import contract
-from collectives.extents import Bound, chunk_offsets
+from collectives.extents import Bound
 from collectives.plan import Table, Target, lower
-from collectives.plans import CHUNKED, holds
+from collectives.plans import bound_of, holds
 from collectives.properties import smallest_part
 from collectives.schedule import INPUT, OUTPUT
 from tests.unit.reference import Number, Wrong, contribution
@@ -45,12 +45,8 @@ class Case:
         return self.nodes or [range(self.ranks)]
 
     @property
-    def parts(self) -> int:
-        return self.ranks if self.algorithm.collective in CHUNKED else 1
-
-    @property
     def bound(self) -> Bound:
-        return Bound(chunk_offsets(self.count, self.parts), self.align)
+        return bound_of(self.algorithm.collective, self.count, self.ranks, self.align)
 
     def tables(self, weights: Sequence[Sequence[int]] | None = None) -> list[Table]:
         a, params = self.algorithm, dict(self.params)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from collectives.contract import COLLECTIVES
 from collectives.dtypes import BITWISE, DTYPES, FLOATS, ITEMSIZE, OPS
+from collectives.table import COLLECTIVES
 from tuner.cases import Case, chunk, decode, encode
 
 POSSIBLE = [
@@ -72,7 +72,7 @@ def test_an_untouched_or_shifted_result_is_wrong(collective):
         case = Case(collective, "float32", "sum", 4 * 3000, rank, 3)
         case.write()
         case.spoil()
-        untouched = (collective == "reduce" and rank > 0) or (collective == "broadcast" and rank == 0)
+        untouched = (collective in ("reduce", "gather") and rank > 0) or (collective == "broadcast" and rank == 0)
         assert (case.wrong() == 0) == untouched
         case._result[: case._result_bytes] = case._expected[: case._result_bytes]
         assert case.wrong() == 0
@@ -85,7 +85,7 @@ def test_memory_is_what_the_collectives_take():
              (Case(name, "int32", "sum", 40, 1, 3) for name in COLLECTIVES)]  # fmt: skip
     assert dict(zip(COLLECTIVES, sizes, strict=True)) == {
         "allreduce": (40, None), "reduce": (40, None), "broadcast": (40, None), "reduce_scatter": (40, 12),
-        "allgather": (12, 40),
+        "allgather": (12, 40), "gather": (12, None), "scatter": (0, 12), "alltoall": (40, 36),
     }  # fmt: skip
     assert [chunk(10, 3, rank) for rank in range(3)] == [slice(0, 4), slice(4, 7), slice(7, 10)]
     empty = Case("reduce_scatter", "bfloat16", "sum", 2, 2, 3).out

@@ -133,7 +133,7 @@ def test_contracts_promise_something_to_every_rank_that_has_a_result(collective,
     assert len(promise.before) == len(promise.after) == p
     assert all(owner in range(p) for held in promise.after for _, _, owners in held for owner in owners)
     receivers = [rank for rank, held in enumerate(promise.after) if held]
-    assert receivers == ([p - 1] if collective == "reduce" else list(range(p)))
+    assert receivers == ([p - 1] if collective in ("reduce", "gather") else list(range(p)))
 
 
 def test_layouts_pack_what_a_rank_holds_in_order():

@@ -270,7 +270,7 @@ def test_rows_name_the_case():
 
 def test_rows_cover_roots_shapes_and_settings():
     rows = list(prove(ranks=[6], shapes=[shape("3+1")], algorithms=["binomial_tree", "hierarchical"]))
-    assert {row["collective"] for row in rows} == {"allreduce", "reduce", "broadcast"}
+    assert {row["collective"] for row in rows} == {"allreduce", "reduce", "broadcast", "gather", "scatter"}
     assert {row["root"] for row in rows if row["collective"] == "reduce"} == {0, 3, 5}
     shapes = [row["nodes"] for row in rows if row["algorithm"] == "hierarchical"]
     assert all(nodes in ([[0, 1, 2], [3]], [[0, 1, 2, 3], [4, 5]]) for nodes in shapes)

@@ -174,7 +174,7 @@ def row(args: argparse.Namespace, session: Any, each: Candidate, nbytes: int, us
 def factor(collective: str, ranks: int) -> float:
     """Bus bandwidth over algorithm bandwidth, as nccl-tests has it."""
     share = (ranks - 1) / ranks
-    return {"allreduce": 2 * share, "reduce_scatter": share, "allgather": share}.get(collective, 1.0)
+    return {"allreduce": 2 * share, "reduce": 1.0, "broadcast": 1.0}.get(collective, share)
 
 
 def context(args: argparse.Namespace, comm: Any) -> dict[str, Any]:

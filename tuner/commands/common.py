@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from collectives import contract, dtypes
+from collectives import dtypes, table
 from collectives.errors import LaunchError
 from tuner import launch, units
 
@@ -53,7 +53,7 @@ def add_ranks(parser: argparse.ArgumentParser) -> None:
 
 def add_call(parser: argparse.ArgumentParser) -> None:
     """What is measured or asked about."""
-    parser.add_argument("--collective", choices=contract.COLLECTIVES, default="allreduce", help=_choices())
+    parser.add_argument("--collective", choices=table.COLLECTIVES, default="allreduce", help=_choices())
     parser.add_argument("--dtype", choices=dtypes.DTYPES, default="float32", help=_choices())
     parser.add_argument("--op", choices=dtypes.OPS, default="sum", help=_choices())
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import msgspec
 
+from collectives.contract import REDUCING
 from collectives.selection import Choice, Table, choose, load, parse_overrides
 from collectives.table import ORDINARY, STORAGES
 from tuner import units
 from tuner.commands.common import UsageError, add_call, add_json, add_ranks, check_call, enter_ranks, print_json, value
-
-MOVES = ("broadcast", "allgather")  # no arithmetic
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +49,7 @@ def with_ranks(args: argparse.Namespace, path: str | None, world: Any) -> Choice
     import collectives
 
     with collectives.Communicator(world, table=path) as comm:
-        op = None if args.collective in MOVES else args.op
+        op = args.op if args.collective in REDUCING else None
         choice: Choice = comm.explain(
             args.collective, nbytes=args.bytes, dtype=args.dtype, storage=args.storage, **({"op": op} if op else {})
         )
@@ -82,7 +81,7 @@ def without_ranks(args: argparse.Namespace, table: Table | None) -> Choice:
     if args.collective in fixed:
         name, params = fixed[args.collective]
         return Choice(name, params, origin="environment", reason="TREERING_ALGORITHM names it")
-    op = None if args.collective in MOVES else args.op
+    op = args.op if args.collective in REDUCING else None
     place = There(nodes, table.topology.fingerprint)
     return choose(table, place, args.collective, args.bytes, args.dtype, op, storage=args.storage)
 
@@ -96,7 +95,7 @@ def text(args: argparse.Namespace, choice: Choice) -> str:
     params = ", ".join(f"{name}={given}" for name, given in choice.params.items())
     call = f"{args.collective} of {units.size(args.bytes)} {args.dtype}"
     lines = [
-        f"{call}{'' if args.collective in MOVES else f' {args.op}'}, {args.storage} memory:",
+        f"{call}{f' {args.op}' if args.collective in REDUCING else ''}, {args.storage} memory:",
         f"  {choice.algorithm}{f' ({params})' if params else ''}",
         f"  origin     {choice.origin}",
         f"  because    {choice.reason}",

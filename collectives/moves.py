@@ -1,0 +1,88 @@
+"""The collectives that only move data between particular ranks, as methods of a communicator."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from collectives.calls import Calls, Options
+from collectives.engine import Prepared
+
+
+class Moves(ABC):
+    """gather, scatter, alltoall and barrier. Keywords and errors that are not described are those of allreduce."""
+
+    _calls: Calls
+
+    def gather(
+        self,
+        x: Any,
+        out: Any = None,
+        root: int = 0,
+        *,
+        count: int | None = None,
+        blocking: bool = True,
+        timeout: float | None = None,
+        **how: Any,
+    ) -> Any:
+        """Gather every rank's chunk x into root's out, in rank order; returns out, or None on other ranks.
+
+        out: n elements on root (default: a new array), of which x is collectives.chunk(n, size, rank); not looked at
+        elsewhere. count: n, the same on all ranks, where chunks differ in length (default: size times x's elements).
+        """
+        self._check_open()
+        return self._go(self._calls.gather(x, out, root, count, Options.of(how)), blocking, timeout)
+
+    def scatter(
+        self,
+        x: Any,
+        out: Any = None,
+        root: int = 0,
+        *,
+        count: int | None = None,
+        blocking: bool = True,
+        timeout: float | None = None,
+        **how: Any,
+    ) -> Any:
+        """Hand every rank its chunk of root's x, in rank order; returns out.
+
+        x: n elements on root; not looked at elsewhere. out: collectives.chunk(n, size, rank) elements; on root, a new
+        array by default. count: n, the same on all ranks, where chunks differ in length (default: size times out's
+        elements, and on root x's).
+        """
+        self._check_open()
+        return self._go(self._calls.scatter(x, out, root, count, Options.of(how)), blocking, timeout)
+
+    def alltoall(
+        self,
+        x: Any,
+        out: Any = None,
+        send_counts: Sequence[int] | None = None,
+        recv_counts: Sequence[int] | None = None,
+        *,
+        blocking: bool = True,
+        timeout: float | None = None,
+        **how: Any,
+    ) -> Any:
+        """Send a block of x to every rank, and receive one from each into out, in rank order; returns out.
+
+        x: n elements, the same number on all ranks; block r is collectives.chunk(n, size, r). With send_counts, one
+        number for each rank, blocks are as long as they say, and out holds what they send here. recv_counts, where
+        given, must be what the others send. Ranks tell each other their counts first, which waits for all also with
+        blocking=False. out: memory apart from x (default: a new array).
+
+        ValueError for counts that do not fit x or out, MismatchError where ranks disagree on what one sends another.
+        """
+        self._check_open()
+        prepared = self._calls.alltoall(x, out, send_counts, recv_counts, Options.of(how))
+        return self._go(prepared, blocking, timeout)
+
+    def barrier(self, *, blocking: bool = True, timeout: float | None = None) -> Any:
+        """Wait until every rank has come here. blocking=False: returns a Work."""
+        self._check_open()
+        return self._go(self._calls.barrier(), blocking, timeout)
+
+    @abstractmethod
+    def _check_open(self) -> None: ...
+
+    @abstractmethod
+    def _go(self, prepared: Prepared, blocking: bool, timeout: float | None) -> Any: ...
