@@ -28,8 +28,8 @@ for host; do
   echo "10.77.0.$number ${host%%=*} ${host#*=}" >> $bed/names
 done
 
-limit() { # limit DEVICE: as a switch's port or a host's card, with a queue of 10 ms
-  [ "$rate" = none ] || echo "qdisc add dev $1 root tbf rate $rate burst 256kb latency 10ms"
+limit() { # limit DEVICE: as a switch's port or a host's card, with a queue of 50 ms
+  [ "$rate" = none ] || echo "qdisc add dev $1 root tbf rate $rate burst 256kb latency 50ms"
 }
 
 number=0
