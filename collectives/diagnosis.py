@@ -226,15 +226,17 @@ class Hosts:
         from mpi4py import MPI
 
         self.tell(words, status)
-        while self.rank in self.leaders and self.control.Iprobe():
-            message = array("q", [0] * self.WORDS)
-            self.control.Recv([message, MPI.INT64_T])
-            mark, rank, status, *theirs = message
-            if mark != self.mark:
-                continue
-            self.calls[rank] = theirs[0]
-            if theirs[0] == words[0] and theirs != words:
-                self.other = rank, theirs[1:]
-            elif status:
-                self.stopped = rank, status
+        for peer in self.leaders if self.rank in self.leaders else ():
+            # Not from any source: MPICH's Recv after such a probe waited for ever, over TCP between two hosts.
+            while peer != self.rank and self.control.Iprobe(source=peer):
+                message = array("q", [0] * self.WORDS)
+                self.control.Recv([message, MPI.INT64_T], source=peer)
+                mark, rank, status, *theirs = message
+                if mark != self.mark:
+                    continue
+                self.calls[rank] = theirs[0]
+                if theirs[0] == words[0] and theirs != words:
+                    self.other = rank, theirs[1:]
+                elif status:
+                    self.stopped = rank, status
         return self.other is not None

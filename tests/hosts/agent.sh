@@ -1,0 +1,10 @@
+#!/bin/bash
+# A launcher's remote shell on the bed: agent.sh [OPTION...] HOST COMMAND...
+while [[ ${1-} == -* ]]; do shift; done
+host=$1
+shift
+process=/var/tmp/bed/$host
+[ -e "$process" ] || { echo "agent.sh: no host is called $host" >&2; exit 1; }
+[ ! -e "$process.silent" ] || exec sleep infinity # a host that does not answer
+export TMPDIR=$process.files
+exec nsenter --target "$(< "$process")" --net --uts --ipc --mount -- bash -c "$*"
