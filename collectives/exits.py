@@ -6,6 +6,7 @@ import sys
 from functools import cache
 from typing import TYPE_CHECKING
 
+from collectives import recorder
 from collectives.peers import Peers
 from collectives.says import say
 
@@ -21,6 +22,11 @@ def watch(channel: "Channel") -> None:
     _register(os.getpid())
 
 
+def channels() -> "tuple[Channel, ...]":
+    """Those that have not been closed in order."""
+    return tuple(_channels)
+
+
 def forget(channel: "Channel") -> None:
     if channel in _channels and channel.broken is None:
         _channels.remove(channel)
@@ -30,6 +36,7 @@ def forget(channel: "Channel") -> None:
 def _register(pid: int) -> None:
     """Runs before mpi4py finalises, since it is registered after MPI was initialised."""
     atexit.register(leave, pid)
+    recorder.listen()
 
 
 def leave(pid: int) -> None:
@@ -48,8 +55,9 @@ def leave(pid: int) -> None:
         for channel in several:
             channel.tell(st.ABORTED)
         abort(several[0].comm, f"rank {several[0].comm.rank} leaves after {type(uncaught).__name__}: {uncaught}")
-    for channel in several:
-        channel.tell(st.LEFT)
+    for channel in _channels:
+        if channel.broken is None:
+            channel.leave()
 
 
 def abort(comm: Peers, why: str) -> None:
