@@ -6,7 +6,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from collectives import diagnosis
+from collectives import diagnosis, recorder
 from collectives.errors import CollectiveError, CommunicatorBroken, PeerLost, UnsupportedError
 from collectives.launch import Group
 from collectives.native import layout as st
@@ -129,6 +129,7 @@ class Channel:
             error = diagnosis.explain(self, work.program, code, time.monotonic() - work.began)
         self.pinned.append((work.keep, work.program, [later.keep for later in self.pending]))
         self.break_(code, error)
+        recorder.note(self, error)
         return error
 
     def tell(self, code: int) -> None:
@@ -136,6 +137,13 @@ class Channel:
         if self.endpoint.has_board:
             news = self.endpoint.news(self.node.rank)
             news[st.BOARD_STATUS] = news[st.BOARD_STATUS] or code
+
+    def leave(self) -> None:
+        """This rank makes no more calls, and nothing was wrong; the last of the node to say so removes the record."""
+        self.tell(st.LEFT)
+        record, ranks = self.endpoint.record, range(self.node.size)
+        if record is not None and all(record.board(i)[st.BOARD_STATUS] == st.LEFT for i in ranks):
+            record.forget()
 
     def break_(self, code: int, error: CollectiveError) -> None:
         self.tell(code)
@@ -160,6 +168,8 @@ class Channel:
         if self.broken is None:
             self.closed = True
             self.broken = self.broken_now()
+            if self.endpoint.record is not None and self.endpoint.record.creator:
+                self.endpoint.record.forget()
         for fd in self._peers:
             os.close(fd)
         self._peers = {}

@@ -64,7 +64,7 @@ def fields(words: list[int]) -> dict[str, object]:
         "op": OPERATIONS[kind >> 16 & 0xFF],
         "root": kind >> 32,
         "count": count,
-        "algorithm": known[choice & 0xFF] or hex(choice >> 8),
+        "algorithm": (known[choice & 0xFF] if choice & 0xFF < len(known) else "") or hex(choice >> 8),
         "parameters": hex(choice >> 8),
         "an earlier call": hex(chain),
     }

@@ -6,6 +6,7 @@ import sys
 from functools import cache
 from typing import TYPE_CHECKING
 
+from collectives import recorder
 from collectives.says import say
 
 if TYPE_CHECKING:
@@ -20,6 +21,11 @@ def watch(channel: "Channel") -> None:
     _register(os.getpid())
 
 
+def channels() -> "tuple[Channel, ...]":
+    """Those that have not been closed in order."""
+    return tuple(_channels)
+
+
 def forget(channel: "Channel") -> None:
     if channel in _channels and channel.broken is None:
         _channels.remove(channel)
@@ -29,6 +35,7 @@ def forget(channel: "Channel") -> None:
 def _register(pid: int) -> None:
     """Runs before mpi4py finalises, since it is registered after MPI was initialised."""
     atexit.register(leave, pid)
+    recorder.listen()
 
 
 def leave(pid: int) -> None:
@@ -47,8 +54,9 @@ def leave(pid: int) -> None:
         for channel in several:
             channel.tell(st.ABORTED)
         abort(several[0], f"rank {several[0].comm.rank} leaves after {type(uncaught).__name__}: {uncaught}")
-    for channel in several:
-        channel.tell(st.LEFT)
+    for channel in _channels:
+        if channel.broken is None:
+            channel.leave()
 
 
 def abort(channel: "Channel", why: str) -> None:

@@ -134,7 +134,7 @@ def run_command(
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
-            env={**env, "TMPDIR": scratch, MARK: mark, STACKS: str(stacks)},
+            env={"TREERING_RUN_DIR": scratch, **env, "TMPDIR": scratch, MARK: mark, STACKS: str(stacks)},
             cwd=cwd,
             start_new_session=True,
         )

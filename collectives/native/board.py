@@ -1,4 +1,4 @@
-"""The node's board: what each rank calls, so that ranks that disagree find out, and whom each one waits for.
+"""The node's board: what each rank calls, so that ranks that disagree find out, and where and for whom each one waits.
 
 A rank publishes a call before it starts: a line in its ring of the last calls, then its sequence number. Others compare
 when they finish, and while they wait. A rank may run at most WINDOW calls ahead of the slowest of its node, so that no
@@ -10,11 +10,21 @@ from numba import njit
 from collectives.native.layout import (
     BOARD,
     BOARD_BYTES,
+    BOARD_LINES,
     BOARD_STATUS,
+    CAME_AT,
     COMM,
     COMPARED_AT,
     COMPARED_WORDS,
+    COMPLETED,
+    DEADLINE,
     ENTRY_WORDS,
+    ERROR_KIND,
+    ERROR_LANE,
+    ERROR_PEER,
+    ERROR_ROUND,
+    ERROR_SEGMENT,
+    ERROR_STEP,
     FINGERPRINT_0,
     FINGERPRINT_WORDS,
     GATE_LIMIT,
@@ -25,9 +35,21 @@ from collectives.native.layout import (
     LEFT,
     NODE_RANK,
     NODE_SIZE,
+    PHASE,
     PUBLISHED,
     SEQ,
     STAMPS,
+    STANDS_FOR,
+    STANDS_KIND,
+    STANDS_LANE,
+    STANDS_PHASE,
+    STANDS_ROUND,
+    STANDS_SEGMENT,
+    STANDS_STEP,
+    TIMEOUT_NS,
+    WAITED_FROM,
+    WAITS_IN,
+    WAITS_SINCE,
     WINDOW,
 )
 from collectives.native.memory import cold, fetch_add, inlined, load_acquire, native, now_ns, store_release, words
@@ -41,7 +63,7 @@ def news_of(board: int, rank: int) -> int:
 
 @njit(**inlined)
 def entry_of(board: int, rank: int, seq: int) -> int:
-    return news_of(board, rank) + 8 * ENTRY_WORDS * (1 + seq % HISTORY)
+    return news_of(board, rank) + 8 * ENTRY_WORDS * (BOARD_LINES + seq % HISTORY)
 
 
 @njit(**cold)
@@ -60,7 +82,7 @@ def publish(state: int) -> int:
     """Tell the node what I call; 0 where I am too far ahead and must wait."""
     S = words(state)
     C = words(S[COMM])
-    if C[NODE_SIZE] > 1:
+    if C[BOARD]:
         if S[SEQ] > C[GATE_LIMIT]:
             find_gate(S[COMM])
             if S[SEQ] > C[GATE_LIMIT]:
@@ -70,11 +92,36 @@ def publish(state: int) -> int:
         for k in range(FINGERPRINT_WORDS):
             E[1 + k] = S[FINGERPRINT_0 + k]
         if C[STAMPS]:
-            E[1 + FINGERPRINT_WORDS] = now_ns()
+            E[CAME_AT] = now_ns()
+        E[WAITED_FROM] = 0
         store_release(entry, S[SEQ])
         store_release(news_of(C[BOARD], C[NODE_RANK]) + 8 * PUBLISHED, S[SEQ])
     S[GATED] = 0
     return 1
+
+
+@njit(**cold)
+def note_standing(state: int) -> None:
+    """Tell the node where a call stands that waits, as note_waiting has found it."""
+    S = words(state)
+    C = words(S[COMM])
+    if C[BOARD]:
+        news = words(news_of(C[BOARD], C[NODE_RANK]))
+        since = S[DEADLINE] - S[TIMEOUT_NS] if S[DEADLINE] else 0
+        if not S[GATED]:
+            words(entry_of(C[BOARD], C[NODE_RANK], S[SEQ]))[WAITED_FROM] = since
+        news[WAITS_SINCE], news[STANDS_PHASE] = since, S[PHASE]
+        news[STANDS_FOR], news[STANDS_KIND], news[STANDS_LANE] = S[ERROR_PEER], S[ERROR_KIND], S[ERROR_LANE]
+        news[STANDS_SEGMENT], news[STANDS_ROUND], news[STANDS_STEP] = S[ERROR_SEGMENT], S[ERROR_ROUND], S[ERROR_STEP]
+        news[WAITS_IN] = S[SEQ]
+
+
+@njit(**inlined)
+def note_completed(state: int) -> None:
+    S = words(state)
+    C = words(S[COMM])
+    if C[BOARD]:
+        words(news_of(C[BOARD], C[NODE_RANK]))[COMPLETED] = S[SEQ]
 
 
 @njit(**inlined)

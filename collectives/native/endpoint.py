@@ -3,8 +3,9 @@
 import ctypes
 import os
 from array import array
+from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from collectives.errors import UnsupportedError
 from collectives.layout import LANE_BITS, SLOT_BITS
@@ -13,7 +14,9 @@ from collectives.native.library import library
 from collectives.native.storage import Memory
 from collectives.native.window import SharedWindow
 from collectives.peers import Peers
+from collectives.records import Record
 
+Shared = TypeVar("Shared", Record, SharedWindow)
 FIFO_BYTES = 8 << 20  # at most, of one rank
 PR_SET_PTRACER = 0x59616D61
 AHEAD = 2  # pieces that a send may be ahead of its round's receive
@@ -58,10 +61,11 @@ class Endpoint:
         self.arenas = [Memory(1 << 16)]
         w[st.ARENA] = self.arenas[-1].address
         self.window: SharedWindow | None = None
+        self.record: Record | None = None  # the node's board
         self.pids, self.reads_peers = [pid for (pid,) in node.words(os.getpid())], False
         for i, pid in enumerate(self.pids):
             w[w[st.PIDS_AT] + i] = pid
-        if node.size > 1:
+        if comm.size > 1:
             self._share()
 
     def _know_mpi(self, comm: Any) -> None:
@@ -77,23 +81,23 @@ class Endpoint:
 
     def _share(self) -> None:
         """The node's board and FIFOs; without room for FIFOs the board alone, without room for that nothing."""
-        board = st.BOARD_BYTES * self.node.size
-        kernels = board + st.KERNEL_BYTES * self.node.size
-        fifo = fifo_bytes(self.depth, self.payload)
-        pairs = self.node.size * self.node.size * self.lanes * self.slots
-        if self.lanes:
-            self.window = self._window(kernels + pairs * fifo)
-        if self.window is None:
+        self.record = self._or_none(lambda: Record.create(self.node, self.comm))
+        if self.record is None:
             self.lanes = 0
-            self.window = self._window(board)
-        if self.window is None:
             return
         w, me, size = self.words, self.node.rank, self.node.size
-        w[st.NODE_SIZE], w[st.NODE_RANK], w[st.BOARD] = size, me, self.window.address
+        w[st.NODE_SIZE], w[st.NODE_RANK], w[st.BOARD] = size, me, self.record.boards
         w[st.GATE_LIMIT] = st.WINDOW
-        if self.lanes:
-            w[st.KERNELS] = self.window.address + board
-            self.reads_peers = may_read_peers(self.node, self.pids)
+        kernels = st.KERNEL_BYTES * size
+        fifo = fifo_bytes(self.depth, self.payload)
+        pairs = size * size * self.lanes * self.slots
+        if self.lanes and size > 1:
+            self.window = self._or_none(lambda: SharedWindow.create(self.node, kernels + pairs * fifo))
+        if self.window is None:
+            self.lanes = 0
+            return
+        w[st.KERNELS] = self.window.address
+        self.reads_peers = may_read_peers(self.node, self.pids)
         per_peer = self.lanes * self.slots
 
         def memory(sender: int, receiver: int, channel: int) -> int:
@@ -107,10 +111,10 @@ class Endpoint:
                     w[at + st.FIFO_MEMORY] = memory(*ends, channel)
                     w[at + st.DEPTH], w[at + st.PAYLOAD], w[at + st.AHEAD] = self.depth, self.payload, AHEAD
 
-    def _window(self, n_bytes: int) -> SharedWindow | None:
+    def _or_none(self, make: Callable[[], Shared]) -> Shared | None:
         """Memory that the node shares, or None where some rank cannot have it and messages can go by MPI."""
         try:
-            return SharedWindow.create(self.node, n_bytes)
+            return make()
         except UnsupportedError:
             if self.comm.mpi is None:
                 raise
@@ -123,7 +127,7 @@ class Endpoint:
 
     @property
     def has_board(self) -> bool:
-        return self.window is not None
+        return self.record is not None
 
     def reserve(self, n_bytes: int) -> None:
         """Room for the scratch and slots of a plan; plans of a communicator run one at a time, and share it.
@@ -136,26 +140,24 @@ class Endpoint:
 
     def news(self, rank: int) -> "ctypes.Array[ctypes.c_int64]":
         """A node rank's line of news on the board."""
-        assert self.window is not None
-        return (ctypes.c_int64 * 8).from_address(self.window.address + rank * st.BOARD_BYTES)
+        assert self.record is not None
+        return self.record.board(rank)
 
     def is_first_to_leave(self) -> bool:
         """Whether no other rank of the node has asked this before; always true where the node shares no memory."""
-        return self.window is None or library().leave(self.window.address) == 0
+        return self.record is None or library().leave(self.record.boards) == 0
 
     def entry(self, rank: int, seq: int) -> list[int]:
         """What a node rank published as its call number `seq`; empty if it has not, or long ago."""
-        assert self.window is not None
-        where = self.window.address + rank * st.BOARD_BYTES + 64 * (1 + seq % st.HISTORY)
-        words = list((ctypes.c_int64 * 8).from_address(where))
+        assert self.record is not None
+        words = list(self.record.entry(rank, seq))
         return words[1 : 1 + st.FINGERPRINT_WORDS] if words[0] == seq else []
 
     def arrival(self, rank: int, seq: int) -> int:
         """When a node rank came to its call number `seq`, in nanoseconds; 0 if it has not said so, or long ago."""
-        assert self.window is not None
-        where = self.window.address + rank * st.BOARD_BYTES + 64 * (1 + seq % st.HISTORY)
-        words = (ctypes.c_int64 * 8).from_address(where)
-        return words[1 + st.FINGERPRINT_WORDS] if words[0] == seq else 0
+        assert self.record is not None
+        words = self.record.entry(rank, seq)
+        return words[st.CAME_AT] if words[0] == seq else 0
 
 
 def may_read_peers(node: Peers, pids: list[int]) -> bool:

@@ -6,10 +6,9 @@ All state lies in the plans' memory, so a call may return at any time and go on 
 from numba import njit
 
 from collectives import layout as at
-from collectives.native.board import disagrees, news_of, publish, who_stopped
+from collectives.native.board import disagrees, note_completed, note_standing, publish, who_stopped
 from collectives.native.layout import (
     ARENA,
-    BOARD,
     BROKEN,
     CALL_DIGEST,
     CALL_TAG,
@@ -39,8 +38,6 @@ from collectives.native.layout import (
     LANES_LEFT,
     LAST_SEQ,
     MISMATCH,
-    NODE_RANK,
-    NODE_SIZE,
     OUTPUT_AT,
     PENDING,
     PHASE,
@@ -66,7 +63,6 @@ from collectives.native.layout import (
     TAG_MASK,
     TIMEOUT,
     TIMEOUT_NS,
-    WAITS_FOR,
 )
 from collectives.native.links import mpi_issue
 from collectives.native.memory import cold, copy, inlined, native, now_ns, pause, sched_yield, words
@@ -192,6 +188,7 @@ def note_waiting(state: int) -> None:
 def fail(state: int, code: int) -> None:
     S = words(state)
     note_waiting(state)
+    note_standing(state)
     S[STATUS], S[ERROR_CODE] = BROKEN, code
 
 
@@ -224,6 +221,7 @@ def turn(state: int) -> int:
         else:
             S[STATUS] = IDLE
             S[CALLS] += 1
+            note_completed(state)
     return moved
 
 
@@ -231,7 +229,6 @@ def turn(state: int) -> int:
 def look_around(state: int, now: int) -> None:
     """What a plan that waits must see: its deadline, ranks that disagree, ranks that have given up."""
     S = words(state)
-    C = words(S[COMM])
     if S[DEADLINE] == 0:
         S[DEADLINE] = now + S[TIMEOUT_NS]
     if not S[GATED] and not agreed(state):
@@ -240,9 +237,9 @@ def look_around(state: int, now: int) -> None:
         fail(state, STOPPED)
     elif now > S[DEADLINE]:
         fail(state, TIMEOUT)
-    elif C[NODE_SIZE] > 1:
+    else:
         note_waiting(state)
-        words(news_of(C[BOARD], C[NODE_RANK]))[WAITS_FOR] = S[ERROR_PEER]
+        note_standing(state)
 
 
 @njit("int64(int64,int64,int64)", **native)

@@ -40,13 +40,18 @@ FIFO_WORDS = 8
 # --- FIFO memory: a line with the receiver's acknowledgement, then slots of (a line with header, payload) ---
 INLINE_BYTES = 48  # a payload of up to this shares the header's line
 
-# --- board: a line for each rank's news, then a ring of what it called ---
-(PUBLISHED, BOARD_STATUS, WAITS_FOR, WAITS_SINCE,
- LEAVING) = range(5)  # of the first rank's line: how many of the node have begun to end the job  # fmt: skip
+# --- board: of each rank a line of news, one that says where the call stands that waits, one whose first word counts, on
+# the first rank's board, who has begun to end the job; then a ring of its calls ---
+(PUBLISHED, BOARD_STATUS, COMPLETED, WAITS_IN, WAITS_SINCE, PROCESS, BORN, REPORTED) = range(8)
+(STANDS_FOR, STANDS_KIND, STANDS_PHASE, STANDS_LANE, STANDS_SEGMENT, STANDS_ROUND, STANDS_STEP, RANK) = range(8, 16)
+LEAVING = 16
+BOARD_LINES = 3  # before the ring
 HISTORY = 64  # calls remembered; an entry is a line: sequence number, then the fingerprint's words
 WINDOW = 48  # how far a rank may run ahead of its node's slowest
-ENTRY_WORDS = 8  # and when the rank came to it, where its communicator STAMPS
-BOARD_BYTES = 64 * (1 + HISTORY)  # of one rank
+ENTRY_WORDS = 8
+CAME_AT = 1 + FINGERPRINT_WORDS  # when the rank came to it, where its communicator STAMPS
+WAITED_FROM = 2 + FINGERPRINT_WORDS  # since when it waited in it, where it had to
+BOARD_BYTES = 64 * (BOARD_LINES + HISTORY)  # of one rank
 
 # --- node kernels: of each rank, lines of counters that only grow, then two halves of staging, used in turn ---
 # Lines: pieces that others may fold, may take, have taken; calls ended; where data lie; the last call done in symmetric

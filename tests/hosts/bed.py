@@ -79,7 +79,9 @@ class Bed:
         there = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(command)}"
         return [*self._enter("--pid", "--mount", "--uts", "--ipc"), AGENT, host, there]
 
-    def launch(self, library: str, mpiexec: str, hosts: str, program: Sequence[str], *, in_turn: bool = False) -> list[str]:
+    def launch(
+        self, library: str, mpiexec: str, hosts: str, program: Sequence[str], *, in_turn: bool = False
+    ) -> list[str]:
         """How to run `program` as ranks of an MPI library over TCP, begun on the first host.
 
         hosts: how many ranks on each, as "h1:2,h2:2". in_turn: the hosts take turns in the order of the ranks.
