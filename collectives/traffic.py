@@ -8,6 +8,7 @@ flipping bits of their numbers (recursive doubling); which of the two, the sched
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from collectives.errors import UnsupportedError
@@ -115,12 +116,21 @@ def _looks(schedule: Schedule, fabric: Fabric, number: int, apart: Apart) -> lis
         if s.peer is None:
             return (s.kind,)
         block, place = divmod(s.peer, each)
-        return s.kind, s.span.size, place, apart(number, block, count)
+        return s.kind, fraction(s.span), place, apart(number, block, count)
+
+    def lane_seen(lane: Lane) -> tuple[object, ...]:
+        rounds = tuple(frozenset(Counter(map(seen, steps)).items()) for steps in lane.rounds)
+        return lane.slots, rounds
 
     return [
-        hash(tuple((n, lane.slots, tuple(tuple(map(seen, steps)) for steps in lane.rounds)) for n, lane in lanes.items()))
-        for lanes in (phase.lanes for phase in schedule.phases)
+        hash(tuple((number, lane_seen(lane)) for number, lane in phase.lanes.items())) for phase in schedule.phases
     ]
+
+
+@lru_cache(1 << 16)
+def fraction(span: Span) -> float:
+    """The part of the message that a span is."""
+    return float(span.size)
 
 
 def _matches(whole: Traffic) -> bool:
@@ -159,17 +169,10 @@ def _course_of(
                 receives.append((at, size if s.kind == RECV_REDUCE else 0.0, fabric.inside if inside else MPI))
         return Post(tuple(sends), tuple(receives))
 
-    def fraction(span: Span) -> float:
-        size = sizes.get(span)
-        if size is None:
-            size = sizes[span] = float(span.size)
-        return size
-
     def course(number: int, lane: Lane) -> Course:
         cell = max((fraction(cell) for cell in lane.cells), default=0.0)
         posts = tuple(post(steps, number) for steps in lane.rounds)
         return Course(number, posts, cell, lane.slots)
 
     ways: dict[int, Route] = {}
-    sizes: dict[Span, float] = {}
     return [[course(number, lane) for number, lane in phase.lanes.items()] for phase in schedule.phases]
