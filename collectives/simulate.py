@@ -2,7 +2,7 @@
 
 A message's head leaves its rank's port, and alpha later enters what lies on its way, one after the other, without
 waiting for its tail. Each resource serves messages in the order in which they come, and is busy with one for its bytes
-and, at a port, a gap. What a rank sends in one round goes out together, in equal shares. A received operand is folded
+and, at a port, a gap. What a rank sends in one round goes out together, in equal shares, to the next ranks first. A received operand is folded
 when it is there, by the rank's processor.
 
 Rounds, lanes, phases and slots are those of schedule.py: a round starts when the one before it is done at this rank; a
@@ -17,11 +17,11 @@ from itertools import accumulate
 from math import ceil
 from typing import Any
 
-from collectives.fabric import PROCESSOR, Costs, Route
+from collectives.fabric import PORT, PROCESSOR, Costs, Route
 from collectives.traffic import Course, Traffic
 
 LONG = 48  # segments from which a pipeline is taken to go on as it went before
-PERIOD = 24  # segments of it by which that is measured: whole turns of 2, 3, 4 and 8 slots
+STEADY = (12, 36)  # segments between whose ends that is measured: whole turns of 2, 3, 4 and 8 slots
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Track:
     """A lane of a phase, over all ranks: when the segments were done that a long pipeline is measured by."""
 
     beyond: int = 0  # segments that are not simulated
-    ended: dict[int, float] = field(default_factory=lambda: {LONG - PERIOD: 0.0, LONG: 0.0})
+    ended: dict[int, float] = field(default_factory=lambda: dict.fromkeys(STEADY, 0.0))
 
     def note(self, segment: int, now: float) -> None:
         if segment + 1 in self.ended and now > self.ended[segment + 1]:
@@ -47,7 +47,8 @@ class Track:
     @property
     def rest(self) -> float:
         """Microseconds that the segments beyond will take."""
-        return self.beyond * (self.ended[LONG] - self.ended[LONG - PERIOD]) / PERIOD
+        first, last = STEADY
+        return self.beyond * (self.ended[last] - self.ended[first]) / (last - first)
 
 
 class Flow:
@@ -64,12 +65,13 @@ class Flow:
 class Message:
     """`to`: the flow that has posted its receive, and how long folding takes it; `at`: when all of it is there."""
 
-    __slots__ = ("at", "cost", "nbytes", "sender", "to", "way")
+    __slots__ = ("at", "cost", "hop", "nbytes", "sender", "to", "way")
 
     def __init__(self, sender: Flow, nbytes: float, way: Route, cost: Costs):
         self.sender, self.nbytes, self.way, self.cost = sender, nbytes, way, cost
         self.to: tuple[Flow, float] | None = None
         self.at: float | None = None
+        self.hop = 1  # the next of its way
 
 
 def simulate(
@@ -141,7 +143,8 @@ class _Run:
         segments = max(1, ceil(course.cell * self.nbytes / self.segment_bytes)) if self.segment_bytes else 1
         scale, slots = self.nbytes / segments, min(course.slots, segments)
         if segments > LONG:
-            track.beyond, segments = segments - LONG, LONG
+            track.beyond = (segments - LONG) // slots * slots
+            segments -= track.beyond
         return [Flow(rank, course, slot, slots, segments, scale, track) for slot in range(slots)]
 
     def _post(self, now: float, flow: Flow, _: object) -> None:
@@ -220,17 +223,23 @@ class _Run:
         return message.nbytes * cost.per_byte[0] + pieces * cost.gap
 
     def _carry(self, now: float, message: Message, lasting: float) -> None:
-        """A message's head has come from its port, which takes so long for the rest."""
-        free, head, end, hops = self.free, now, now + lasting, message.way.hops
-        last = hops[-1][0]
-        for resource, kind in hops[1:]:
-            busy = self._ports(message) if resource == last else message.nbytes * message.cost.per_byte[kind]
-            if free[resource] > head:
-                head = free[resource]
+        """A message's head is before the next of its hops, and its tail follows in so long."""
+        free, cost, hops, hop, end = self.free, message.cost, message.way.hops, message.hop, now + lasting
+        while hop < len(hops):
+            resource, kind = hops[hop]
+            busy, gap = message.nbytes * cost.per_byte[kind], 0.0
+            if kind == PORT:
+                busy, gap = self._ports(message), cost.gap
+            head = free[resource] if free[resource] > now else now
             free[resource] = head + busy
             self.work[resource] += busy
-            if head + busy > end:
-                end = head + busy
+            if head + busy - gap > end:
+                end = head + busy - gap
+            hop += 1
+            if head > now:  # it waits: what is behind serves others meanwhile
+                message.hop = hop
+                self._at(head, self._carry, message, end - head)
+                return
         message.at = end
         if message.to:
             self._arrived(now, end, message.to)

@@ -153,9 +153,12 @@ def _course_of(
         key = source, target, distance, lane
         return whole.channels.setdefault(key, CHANNEL_SLOTS * len(whole.channels))
 
+    def ahead(s: Step) -> int:
+        return ((s.peer or 0) - rank) % fabric.network.ranks
+
     def post(steps: Sequence[Step], lane: int) -> Post:
         sends, receives = [], []
-        for s in steps:
+        for s in sorted(steps, key=ahead) if len(steps) > 2 else steps:
             if s.kind == COPY or s.peer is None:
                 continue
             block, place = divmod(s.peer, each)
