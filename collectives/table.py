@@ -55,13 +55,29 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     fingerprint: Name
 
 
-class LinkCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Measured cost of a class of links, microseconds: a message of n MiB takes alpha + n beta, folding it n gamma."""
+Bounds = tuple[Amount, Amount]  # an interval of 95 %
+
+
+class LinkCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Measured cost of a class of links, microseconds: a message of n MiB takes alpha + n beta, folding it n gamma.
+
+    Of several of one class, the first whose up_to_bytes the whole collective's message does not pass counts. gap_us:
+    between a rank's messages. half_duplex: a rank's sends and receives share one port, its processor. error: how far,
+    as a factor above 1, times that were measured lie from the model's (95 % of them).
+    """
 
     class_: Name = msgspec.field(name="class")
     alpha_us: Amount
     beta_us_per_MiB: Amount  # noqa: N815 - the file's own spelling of the unit
     gamma_us_per_MiB: Amount  # noqa: N815
+    gap_us: Amount = 0.0
+    eager_bytes: Count | None = None  # longer messages wait for their receiver; None: none does
+    half_duplex: bool = False
+    up_to_bytes: Count | None = None
+    alpha_bounds: Bounds | None = None
+    beta_bounds: Bounds | None = None
+    gamma_bounds: Bounds | None = None
+    error: Annotated[float, msgspec.Meta(ge=1)] | None = None
 
 
 class RunnerUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -285,7 +301,7 @@ def load(path: str | os.PathLike[str]) -> Table:
 def parse(text: bytes, path: str | os.PathLike[str] = "the table") -> Table:
     """A table from its JSON text; `path` names it in errors."""
     try:
-        _no_twins(text, path)
+        no_twins(text, path)
         table = msgspec.json.decode(text, type=Table)
     except msgspec.ValidationError as error:
         newer = _newer_schema(text)
@@ -300,7 +316,7 @@ def parse(text: bytes, path: str | os.PathLike[str] = "the table") -> Table:
     return table
 
 
-def _no_twins(text: bytes, path: object) -> None:
+def no_twins(text: bytes, path: object) -> None:
     """JSON parsers take the last of two equal keys without a word; a table's reader does not."""
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -312,7 +328,7 @@ def _no_twins(text: bytes, path: object) -> None:
         return known
 
     def constant(name: str) -> None:
-        raise TableError(f"{path}: {name} is not a number; a table holds finite numbers only")
+        raise TableError(f"{path}: {name} is not a number; only finite ones are allowed")
 
     json.loads(text.decode(), object_pairs_hook=pairs, parse_constant=constant)
 

@@ -9,6 +9,7 @@ their number is even, so that no rank is an inner node of both:
 """
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 
 from collectives.algorithms.tree import Tree, up
 from collectives.schedule import WHOLE, Group, Phase, Span, lane, there_and_back
@@ -31,20 +32,30 @@ def allreduce(g: Group, span: Span = WHOLE, slots: int = 0) -> Iterator[Phase]:
 
 def trees(g: Group) -> tuple[Tree, Tree]:
     """My places in both trees."""
-    parents, last = in_order(0, g.size, None), g.size - 1
+    family, last = in_order(g.size), g.size - 1
 
-    def tree(rank_at: Callable[[int], int]) -> Tree:
-        place = next(i for i in parents if rank_at(i) == g.me)
-        parent = parents[place]
-        children = tuple(rank_at(i) for i in sorted(parents) if parents[i] == place)
-        return Tree(None if parent is None else rank_at(parent), children)
+    def tree(place: int, rank_at: Callable[[int], int]) -> Tree:
+        parent, children = family[place]
+        return Tree(None if parent is None else rank_at(parent), tuple(rank_at(i) for i in children))
 
-    return tree(lambda i: g[i]), tree((lambda i: g[i + 1]) if g.size % 2 else (lambda i: g[last - i]))
+    if g.size % 2:
+        return tree(g.rank, lambda i: g[i]), tree((g.rank - 1) % g.size, lambda i: g[i + 1])
+    return tree(g.rank, lambda i: g[i]), tree(last - g.rank, lambda i: g[last - i])
 
 
-def in_order(lo: int, hi: int, parent: int | None) -> dict[int, int | None]:
-    """{place: its parent} for places lo to hi - 1, numbered from left to right; left subtrees are perfect."""
-    if lo == hi:
-        return {}
-    root = lo + (1 << (hi - lo).bit_length() - 1) - 1
-    return in_order(lo, root, root) | {root: parent} | in_order(root + 1, hi, root)
+@lru_cache(16)  # asked for by every rank
+def in_order(size: int) -> tuple[tuple[int | None, tuple[int, ...]], ...]:
+    """Parent and children of places 0 to size - 1, numbered from left to right; left subtrees are perfect."""
+    parents: list[int | None] = [None] * size
+    children: list[list[int]] = [[] for _ in range(size)]
+    open_ = [(0, size, -1)]
+    while open_:
+        lo, hi, parent = open_.pop()
+        if lo == hi:
+            continue
+        root = lo + (1 << (hi - lo).bit_length() - 1) - 1
+        if parent >= 0:
+            parents[root] = parent
+            children[parent].append(root)
+        open_ += [(root + 1, hi, root), (lo, root, root)]
+    return tuple((parent, tuple(below)) for parent, below in zip(parents, children, strict=True))
