@@ -40,8 +40,8 @@ FIFO_WORDS = 8
 # --- FIFO memory: a line with the receiver's acknowledgement, then slots of (a line with header, payload) ---
 INLINE_BYTES = 48  # a payload of up to this shares the header's line
 
-# --- board: of each rank a line of news, one that says where the call stands that waits, one whose first word counts, on
-# the first rank's board, who has begun to end the job; then a ring of its calls ---
+# --- board: of each rank a line of news, one that says where the call stands that waits, one whose first word counts,
+# on the first rank's board, who has begun to end the job; then a ring of its calls ---
 (PUBLISHED, BOARD_STATUS, COMPLETED, WAITS_IN, WAITS_SINCE, PROCESS, BORN, REPORTED) = range(8)
 (STANDS_FOR, STANDS_KIND, STANDS_PHASE, STANDS_LANE, STANDS_SEGMENT, STANDS_ROUND, STANDS_STEP, RANK) = range(8, 16)
 LEAVING = 16
