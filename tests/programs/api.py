@@ -260,7 +260,7 @@ def wrong_words(comm: collectives.Communicator, report: Report) -> None:
         (UnsupportedError, "native=True blocks", lambda: comm.allreduce(x, native=True, blocking=False)),
         (UnsupportedError, "MPI libraries do not reduce float16", lambda: comm.allreduce(halves, native=True)),
         (UnsupportedError, "MPI libraries have no op 'avg'", lambda: comm.allreduce(x, op="avg", native=True)),
-        (ValueError, "'gather' cannot be planned; there are allreduce,", lambda: comm.plan("gather", x)),
+        (ValueError, "'sort' cannot be planned; there are allreduce,", lambda: comm.plan("sort", x)),
         (UnsupportedError, "works on contiguous memory as it is", lambda: comm.plan("allreduce", x[::2])),
         (UnsupportedError, "comm.allreduce",
          lambda: comm.plan("allreduce", halves, algorithm="ring", precision="accurate")),
