@@ -75,7 +75,9 @@ class Foresight:
             )
         return self._traffic[key]
 
-    def ranked(self, collective: str, nbytes: int, candidates: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Foreseen]:
+    def ranked(
+        self, collective: str, nbytes: int, candidates: Iterable[tuple[str, Mapping[str, Any]]]
+    ) -> list[Foreseen]:
         """Candidates, as (algorithm, parameters), the fastest first; of equally fast ones the first."""
         found = [self.predict(collective, name, nbytes, **params) for name, params in candidates]
         return sorted(found, key=lambda each: each.us)

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from collectives.algorithms import find
-from collectives.errors import CollectiveError, MismatchError, UnsupportedError
+from collectives.errors import CollectiveError, MismatchError, TableError, UnsupportedError
 from collectives.peers import Peers
 from collectives.says import say
 from collectives.selection import FIXED_ORDER, NATIVE, Choice, Table, choose, load, parse_overrides
@@ -59,6 +59,11 @@ class Settings:
                 find(collective, name).check(**params)
         if table is not None:
             table = table if isinstance(table, Table) else load(table)
+            if table.target:
+                raise TableError(
+                    f"{table.origin} is for the collectives of {table.target} itself; give them to that library by "
+                    "`treering export`, and treering a table of its own: treering tune"
+                )
             table.check(table.origin, refused)
         return cls(table, seconds(timeout, "timeout"), overrides, by, pauses(os.environ.get("TREERING_SPIN")))
 

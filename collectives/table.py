@@ -128,6 +128,7 @@ class Table(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True)
     topology: Place
     links: list[LinkCost] = []
     samples: str | None = None
+    target: Name | None = None  # the MPI library whose own collectives the rules are for; None: treering's
     rules: list[Rule]
     ddp: list[BucketAdvice] = []
 
@@ -192,6 +193,7 @@ class Table(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True)
         path = Path(path)
         self.check(path)
         head = {name: getattr(self, name) for name in ("schema", "treering", "created", "topology", "links", "samples")}
+        head |= {"target": self.target} if self.target else {}
         lines = [f" {_text(name)}: {_text(value)}" for name, value in head.items()]
         lines.append(' "rules": [\n' + ",\n".join(f"  {_text(rule)}" for rule in self.rules) + "\n ]")
         advice = ",\n".join(f"  {_text(each)}" for each in self.ddp)

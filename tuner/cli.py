@@ -17,6 +17,7 @@ COMMANDS = {
     "bench": "time treering, the MPI library's own collective and Gloo, in one run",
     "show": "show a tuning table to a person",
     "explain": "say which algorithm would run, and why",
+    "export": "turn a table for an MPI library's own collectives into that library's file of rules",
     "verify": "prove the schedules of the algorithms, without MPI",
     "draw": "draw an algorithm's schedule",
     "doctor": "say what this machine and this launch offer, what is wrong, and the mend",

@@ -91,7 +91,7 @@ def launchers() -> list[Launcher]:
 def launcher_vendor(path: str) -> str:
     try:
         done = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=20, check=False, env=_environment_of(path)
+            [path, "--version"], capture_output=True, text=True, timeout=20, check=False, env=environment_of(path)
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
@@ -118,7 +118,7 @@ def command(ranks: int, program: Sequence[str], hosts: str | None = None) -> Lau
     start, mpi = launcher(), library()
     cores = len(os.sched_getaffinity(0))
     options = ["-n", str(ranks)]
-    environment = _environment_of(start.path) | {RANKS: str(ranks)}
+    environment = environment_of(start.path) | {RANKS: str(ranks)}
     if mpi.name == "Open MPI":
         if ranks > cores or hosts:
             options.append("--oversubscribe")
@@ -136,7 +136,7 @@ def command(ranks: int, program: Sequence[str], hosts: str | None = None) -> Lau
     return Launch([start.path, *options, sys.executable, *program], environment)
 
 
-def _environment_of(mpiexec: str) -> dict[str, str]:
+def environment_of(mpiexec: str) -> dict[str, str]:
     """Intel MPI's launcher finds its own helpers along PATH only."""
     return {**os.environ, "PATH": os.pathsep.join([str(Path(mpiexec).parent), os.environ.get("PATH", os.defpath)])}
 

@@ -33,6 +33,7 @@ from tuner.contenders import native_lacks
 from tuner.progress import progress
 
 STEM = "treering-table"
+TARGETS = ("openmpi", "mpich", "impi")  # of tuner.targets, which is loaded where it is needed
 SHARED_TIME = 0.15  # of the budget, for symmetric memory
 
 
@@ -54,6 +55,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allow-native", action="store_true",
                         help="let rules choose the MPI library's own collective (no promises of ours)")  # fmt: skip
     parser.add_argument("--deterministic", action="store_true", help="only algorithms that fold ranks in a fixed order")
+    parser.add_argument("--target", choices=TARGETS, metavar="LIBRARY",
+                        help="tune the MPI library's own collective instead: openmpi, mpich or impi")  # fmt: skip
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -61,6 +64,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     check_call(args)
     check_files(args)
+    if args.target:
+        return tune_target(args)
     if args.allow_native and args.deterministic:
         raise UsageError("--allow-native contradicts --deterministic: the MPI library promises no order; leave one out")
     world = enter_ranks(args)
@@ -87,6 +92,29 @@ def run(args: argparse.Namespace) -> int:
                 session.stop()
                 if samples:
                     samples.close()
+
+
+def tune_target(args: argparse.Namespace) -> int:
+    """The rules by which an MPI library's own collective is faster; treering has no part in what is measured."""
+    from tuner.commands.show import show
+    from tuner.targets.command import tune
+    from tuner.targets.sweep import TELLING
+
+    with progress(f"tuning {args.target} {args.collective}") as told:
+        table, found = tune(args, told)
+    for candidate, fault in found.faults.items():
+        note(f"{candidate} was left out: {fault}")
+    if args.json:
+        print_json(msgspec.to_builtins(table))
+    else:
+        show(table)
+    changed = sum(rule.algorithm != "default" for rule in table.rules)
+    note(f"there is {found.gain:.2f} times to gain in the geometric mean, by {found.rounds} rounds of launches")
+    if found.rounds < TELLING:
+        note(f"{found.rounds} rounds cannot tell a gain from noise, {TELLING} can: give a longer --budget")
+    note(f"wrote {args.output}: {len(table.rules)} rules, {changed} of them not the library's own decision; "
+         f"`treering export {args.output} --to {args.target}` makes it a file for the library")  # fmt: skip
+    return 0
 
 
 def tune_ddp(args: argparse.Namespace, world: Any) -> int:

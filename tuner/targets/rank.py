@@ -1,0 +1,87 @@
+"""In every rank of a launch: time the MPI library's own collective at each size. python -m tuner.targets.rank REQUEST
+
+REQUEST is JSON: collective, dtype, op, sizes, and seconds to spend. Rank 0 prints an Answer as a line of JSON. Nothing
+of treering's engine runs here, and every launch is a fresh one, since most knobs are read at start.
+"""
+
+import hashlib
+import json
+import random
+import sys
+from array import array
+from time import perf_counter_ns
+from typing import Any
+
+from mpi4py import MPI
+
+from tuner.cases import Case
+from tuner.contenders import native
+
+LEAST, MOST = 7, 400  # repetitions of a size
+WARM_UP = 3
+
+
+def main(request: dict[str, Any]) -> None:
+    mpi = MPI.COMM_WORLD
+    answer: dict[str, Any] = {"times": {}, "wrong": {}, "bits": {}, "nodes": nodes(mpi)}
+    for nbytes in request["sizes"]:
+        case = Case(request["collective"], request["dtype"], request["op"], nbytes, mpi.rank, mpi.size)
+        run = native(mpi, case)
+        answer["wrong"][nbytes] = wrong(mpi, case, run)
+        times = timed(mpi, case, run, request["seconds"] / len(request["sizes"]))
+        answer["times"][nbytes] = times
+        if request["dtype"] in ("float32", "float64"):
+            answer["bits"][nbytes] = bits(mpi, case, run, request["dtype"])
+    if mpi.rank == 0:
+        print(json.dumps(answer), flush=True)
+
+
+def nodes(mpi: Any) -> list[int]:
+    """How many ranks each node has."""
+    node = mpi.Split_type(MPI.COMM_TYPE_SHARED)
+    firsts = mpi.allgather((mpi.rank if node.rank == 0 else -1, node.size))
+    node.Free()
+    return [size for first, size in firsts if first >= 0]
+
+
+def wrong(mpi: Any, case: Case, run: Any) -> int:
+    """Elements that are not as they must be, on all ranks together."""
+    case.spoil()
+    case.write()
+    run()
+    return int(sum(mpi.gather(case.wrong()) or [0]))
+
+
+def timed(mpi: Any, case: Case, run: Any, seconds: float) -> list[float]:
+    """Microseconds of each repetition, the largest over ranks; the input freshly written before each."""
+
+    def once() -> int:
+        case.write()
+        mpi.Barrier()
+        started = perf_counter_ns()
+        run()
+        return perf_counter_ns() - started
+
+    started = perf_counter_ns()
+    for _ in range(WARM_UP):
+        once()
+    each = (perf_counter_ns() - started) / WARM_UP / 1e9
+    repetitions = mpi.bcast(int(min(MOST, max(LEAST, seconds / max(each, 1e-7)))))
+    mine = array("q", (once() for _ in range(repetitions)))
+    everyone = mpi.gather(mine)
+    return [max(ns) / 1e3 for ns in zip(*everyone, strict=True)] if everyone else []
+
+
+def bits(mpi: Any, case: Case, run: Any, dtype: str) -> str:
+    """A digest of the sum of numbers that no two orders of adding round alike: it tells algorithms apart."""
+    rng = random.Random(mpi.rank)
+    case.write()
+    x = memoryview(case.x).cast("B").cast("f" if dtype == "float32" else "d")
+    for i in range(0, len(x), max(1, len(x) // 4096)):
+        x[i] = rng.uniform(-1, 1) * 10 ** rng.randrange(7)
+    run()
+    return hashlib.blake2b(bytes(memoryview(case.x).cast("B")), digest_size=8).hexdigest()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
