@@ -1,8 +1,10 @@
-"""When the flight recorder speaks: with an error that breaks a communicator, and on SIGUSR1. One rank speaks for its node.
+"""When the flight recorder speaks: with an error that breaks a communicator, and on SIGUSR1. One rank of a node does.
 
 The report travels as a note of the exception, so that it is seen where the error is, and not where somebody handles it.
 """
 
+import ctypes
+import os
 import signal
 import threading
 import time
@@ -48,15 +50,35 @@ def speaks(channel: "Channel") -> bool:
 
 
 def listen() -> None:
-    """From now on report on SIGUSR1, where nothing else wants that signal."""
-    if threading.current_thread() is threading.main_thread() and not caught(signal.SIGUSR1):
+    """From now on report on SIGUSR1, where nobody but an MPI library handles that signal; its handler is called too."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    handler = handler_of(signal.SIGUSR1)
+    if handler == signal.SIG_DFL:
         signal.signal(signal.SIGUSR1, on_signal)
+    elif Path(library_of(handler)).name.startswith("libmpi"):
+        theirs = ctypes.CFUNCTYPE(None, ctypes.c_int)(handler)
+
+        def both(number: int, frame: Any) -> None:
+            theirs(number)
+            on_signal(number, frame)
+
+        signal.signal(signal.SIGUSR1, both)
 
 
-def caught(number: int) -> bool:
-    """Whether the process handles or ignores a signal; Python does not know of handlers that others have set."""
-    masks = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return bool((int(masks["SigCgt"], 16) | int(masks["SigIgn"], 16)) >> (number - 1) & 1)
+def handler_of(number: int) -> int:
+    """The address of what handles a signal, whoever has set it; 0 and 1 are what they are to signal.signal."""
+    found = (ctypes.c_void_p * 32)()  # a struct sigaction, which begins with it
+    if ctypes.CDLL(None).sigaction(number, None, found):
+        return int(signal.SIG_IGN)
+    return found[0] or 0
+
+
+def library_of(address: int) -> str:
+    """The path of the shared library that has a function; empty where none has."""
+    found = (ctypes.c_char_p * 4)()  # a Dl_info, which begins with it
+    there = ctypes.CDLL(None).dladdr(ctypes.c_void_p(address), found) if address > 1 else 0
+    return os.fsdecode(found[0] or b"") if there else ""
 
 
 def on_signal(_number: int, _frame: Any) -> None:

@@ -93,7 +93,7 @@ class Told:
 
     def waited_for(self, one: Standing) -> list[int]:
         """The ranks without which this one cannot go on, as far as they are known here."""
-        if not one.waits or one.status:
+        if not one.waits:
             return []
         seq = max(one.published, one.completed + 1)
         late = [each.rank for each in self.ranks if each.published < seq and each is not one]
@@ -197,8 +197,8 @@ def chains(told: Sequence[Told]) -> list[str]:
             lines.append(f"a circle: {said}")
         elif path:
             waiting = sum(ends_at(process, waits)[-1:] == path[-1:] for process in waits)
-            state = "is in no call" if lives(path[-1]) else "has ended"
-            line = f"what is waited for in the end: {names[path[-1]]}, which {state} ({waiting} processes wait)"
+            state = "waits for nobody" if lives(path[-1]) else "has ended"
+            line = f"waited for in the end, by {waiting}: {names[path[-1]]}, which {state}"
             if line not in lines:
                 lines.append(line)
     return lines

@@ -186,11 +186,11 @@ def _wait_for_end(mark: str, seconds: float) -> int:
 
 
 def _stacks(mark: str, folder: Path) -> str:
-    """The Python stacks of the launch's ranks, which `start/sitecustomize.py` writes on SIGUSR1."""
+    """The Python stacks of the launch's ranks, which `start/sitecustomize.py` writes on SIGUSR2."""
     ranks = [int(entry.name) for entry in folder.iterdir()]
     for pid in set(ranks) & set(marked(mark)):
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGUSR1)
+            os.kill(pid, signal.SIGUSR2)
     time.sleep(0.5)
     return "\n".join((folder / str(pid)).read_text() for pid in sorted(ranks))
 

@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from collectives import records
 from collectives.errors import CollectiveError
 from tuner import launch, units
 
@@ -49,8 +50,8 @@ class Check:
 
 def machine() -> Iterator[Check]:
     """Checks of this machine and this environment; no ranks are needed, but a launch of two is tried."""
-    for check in (python, mpi_library, mpi_wheels, launcher, cores, shared_memory, limits, left_behind, reading_peers,
-                  compile_cache, torch, gpu, table, variables):  # fmt: skip
+    for check in (python, mpi_library, mpi_wheels, launcher, cores, shared_memory, limits, left_behind, flight_recorder,
+                  reading_peers, compile_cache, torch, gpu, table, variables):  # fmt: skip
         yield guarded(check)
     if not launched():
         yield guarded(trial_launch)
@@ -186,12 +187,28 @@ def left_behind() -> Check:
     return Check("left behind", not files, found, "treering doctor --clean" if files else "")
 
 
+def flight_recorder() -> Check:
+    """Where records can lie, and whether ended runs have left some."""
+    folder = next((folder for folder in records.folders() if may_write(folder)), None)
+    if folder is None:
+        found = f"no folder for it: {' and '.join(map(str, records.folders()))} cannot be written, or not by you alone"
+        mend = f"name a folder of your own, in memory, in {records.FOLDER}; without one only the job itself reports"
+        return Check("flight recorder", True, found, mend)
+    ended = sum(1 for _, each in records.found() if each is not None and not each.alive)
+    mend = "treering doctor --dump shows them; the next run, or --clean, removes them" if ended else ""
+    return Check("flight recorder", True, f"{folder}, {ended or 'no'} records of ended runs", mend)
+
+
+def may_write(folder: Path) -> bool:
+    return records.private(folder) if folder.exists() else os.access(folder.parent, os.W_OK)
+
+
 def clean() -> list[Path]:
     """Removes what ended runs left; gives the files."""
     files = orphans()
     for path in files:
         path.unlink(missing_ok=True)
-    return files
+    return files + [path for folder in records.folders() if records.private(folder) for path in records.clean(folder)]
 
 
 def reading_peers() -> Check:

@@ -1,4 +1,4 @@
-"""Imported by every rank at its start: on SIGUSR1 it writes its threads' Python stacks to a file of its own.
+"""Imported by every rank at its start: on SIGUSR2 it writes its threads' Python stacks to a file of its own.
 
 Where a test asks for it, there is no mpi4py.
 """
@@ -13,7 +13,7 @@ if folder := os.environ.get("TREERING_TEST_STACKS"):
     stacks = open(os.path.join(folder, str(os.getpid())), "w")  # noqa: SIM115
     stacks.write(f"process {os.getpid()}: {' '.join(sys.orig_argv[1:])[:200]}\n")
     stacks.flush()
-    faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
+    faulthandler.register(signal.SIGUSR2, stacks, all_threads=True)
 
 if os.environ.get("TREERING_TEST_NO_MPI"):
     sys.modules["mpi4py"] = None  # type: ignore[assignment] # importing it is an ImportError

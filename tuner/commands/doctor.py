@@ -3,18 +3,23 @@
 import argparse
 from dataclasses import asdict
 
+from collectives import records
+from collectives.report import jobs, report
 from tuner import checks, launch
 from tuner.commands.common import add_json, add_ranks, enter_ranks, note, print_json
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_ranks(parser)
+    parser.add_argument("--dump", action="store_true", help="only show what running and ended jobs of yours are at")
     parser.add_argument("--clean", action="store_true", help="remove what ended runs left in shared memory")
     add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.dump:
+        return dump(args.json)
     said = launch.announced()
     first = said is None or said[2] == 0
     if first and args.clean:
@@ -39,6 +44,16 @@ def run(args: argparse.Namespace) -> int:
                 print(f"{'':27}-> {check.mend}")
         print("all is well" if ok else "mend what is WRONG")
     return 0 if ok else 1
+
+
+def dump(as_json: bool) -> int:
+    """The flight recorder's report of each job whose records are there."""
+    reports = [report(job, history=True) for job in jobs(each for _, each in records.found() if each is not None)]
+    if as_json:
+        print_json({"reports": reports})
+    else:
+        print("\n\n".join(reports) or "no job of yours has records here: it ended in order, or on another machine")
+    return 0
 
 
 def lone_worlds(said: tuple[str, int, int] | None) -> checks.Check | None:
