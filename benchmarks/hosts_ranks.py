@@ -99,7 +99,7 @@ class Rank:
         return made
 
     def case(self, nbytes: int) -> dict[str, Any]:
-        """Microseconds of every contender, the largest over ranks, by repetition; all of them right, or the run ends."""
+        """Microseconds of every contender, the largest over ranks, by repetition; an error where one is wrong."""
         x = torch.empty(nbytes // 4)
         calls, expected = self.calls(x), sum(range(self.comm.size + 1))
         for name, call in calls.items():

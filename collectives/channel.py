@@ -161,7 +161,7 @@ class Channel:
         return error
 
     def describe(self, program: Program) -> str:
-        return diagnosis.describe(self.comm.rank, program)
+        return diagnosis.describe(self.topology.name(self.comm.rank), program)
 
     def close(self) -> None:
         """No call starts after this one, be it a plan's."""

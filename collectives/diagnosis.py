@@ -70,21 +70,21 @@ def fields(words: list[int]) -> dict[str, object]:
     }
 
 
-def describe(rank: int, program: Program) -> str:
-    """The call of a program, for an error's beginning."""
+def describe(rank: str, program: Program) -> str:
+    """The call of a program, for an error's beginning. rank: as topology.name has it."""
     state = program.state
     what = fields([int(w) for w in state[st.FINGERPRINT_0 : st.FINGERPRINT_3 + 1]])
     if what["collective"] == BARRIER:
-        return f"rank {rank}: barrier (call {state[st.SEQ]})"
+        return f"{rank}: barrier (call {state[st.SEQ]})"
     op = f" {what['op']}" if what["op"] != NO_OP else ""
     return (
-        f"rank {rank}: {what['collective']}{op} of {what['count']} {what['dtype']} by {what['algorithm']} "
+        f"{rank}: {what['collective']}{op} of {what['count']} {what['dtype']} by {what['algorithm']} "
         f"(call {state[st.SEQ]})"
     )
 
 
-def where(program: Program) -> str:
-    """Where the program stands: phase, lane, round, step and peer."""
+def where(channel: "Channel", program: Program) -> str:
+    """Where the program stands: phase, lane, round, step and peer, with the peer's host where there are several."""
     state = program.state
     if state[st.GATED]:
         return "before its start: this rank is far ahead of another one of its node"
@@ -95,13 +95,13 @@ def where(program: Program) -> str:
     return (
         f"in phase {state[st.PHASE]}, lane {state[st.ERROR_LANE]}, segment {state[st.ERROR_SEGMENT]}, "
         f"round {state[st.ERROR_ROUND]}, step {state[st.ERROR_STEP]}, at "
-        f"{KINDS.get(state[st.ERROR_KIND], 'a step with')} rank {state[st.ERROR_PEER]}"
+        f"{KINDS.get(state[st.ERROR_KIND], 'a step with')} {channel.topology.name(int(state[st.ERROR_PEER]))}"
     )
 
 
 def explain(channel: "Channel", program: Program, code: int, seconds: float) -> CollectiveError:
     """Why the program failed. Ranks that disagree explain everything else, so they are looked for first."""
-    call = describe(channel.comm.rank, program)
+    call = describe(channel.topology.name(channel.comm.rank), program)
     mismatch = find_mismatch(channel, program, code, call)
     if mismatch is not None:
         return mismatch
@@ -109,7 +109,7 @@ def explain(channel: "Channel", program: Program, code: int, seconds: float) -> 
         from mpi4py import MPI
 
         said = MPI.Get_error_string(int(program.state[st.ERROR_DETAIL]))
-        return CollectiveError(f"{call}: the MPI library says {said!r} {where(program)}")
+        return CollectiveError(f"{call}: the MPI library says {said!r} {where(channel, program)}")
     if code == st.READ_FAILED:
         rank = channel.ranks_of_node[program.state[st.ERROR_DETAIL]]
         if channel.has_ended(rank):
@@ -123,10 +123,10 @@ def explain(channel: "Channel", program: Program, code: int, seconds: float) -> 
         kinds = {status: kind for status, kind in ERRORS.items() if any(status == s for _, s in stopped)}
         said = ", ".join(f"rank {rank} {STATUS[status]}" for rank, status in stopped if status != st.STOPPED)
         kind = next(iter(kinds.values()), CollectiveError)
-        return kind(f"{call}: {said or 'another rank has stopped'}; stopped {where(program)}")
+        return kind(f"{call}: {said or 'another rank has stopped'}; stopped {where(channel, program)}")
     waits = waiting_ranks(channel)
     return CollectiveTimeout(
-        f"{call}: not done after {seconds:.1f} s, {where(program)}"
+        f"{call}: not done after {seconds:.1f} s, {where(channel, program)}"
         f"{'; ' + waits if waits else ''}. A rank is late, or does not make this call; "
         "timeout= or TREERING_TIMEOUT sets another deadline"
     )

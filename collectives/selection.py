@@ -147,7 +147,7 @@ def difference(place: Place, topology: Topology) -> str:
     sizes = tuple(len(node) for node in topology.nodes)
     if tuple(place.ranks_per_node) != sizes:
         return f"it is for {_shape(place.ranks_per_node)}, and this is {_shape(sizes)}"
-    for field in ("links", "cpu", "mpi", "device"):
+    for field in ("links", "cpu", "mpi", "network", "device"):
         there, here = getattr(place, field), getattr(topology, field, None)
         if here is not None and (list(there) != list(here) if field == "links" else there != here):
             return f"it was measured with {field} {there}, and this is {here}"

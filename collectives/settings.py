@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from collectives.algorithms import find
 from collectives.errors import CollectiveError, MismatchError, TableError, UnsupportedError
 from collectives.peers import Peers
+from collectives.release import release
 from collectives.says import say
 from collectives.selection import FIXED_ORDER, NATIVE, Choice, Table, choose, load, parse_overrides
 from collectives.table import ORDINARY, Rule
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 TIMEOUT_SECONDS = 1800.0  # as PyTorch's
 SPIN = 10  # good with a core per rank and with more ranks than cores alike
 SWITCHES = ("TREERING_LINKS", "TREERING_KERNELS")  # by which ranks part their memory, or leave kernels to schedules
+UNKNOWN = (None, "not known there")  # of what another treering does not say
 Override = tuple[str, dict[str, Any]]
 
 
@@ -83,6 +86,7 @@ class Settings:
         algorithms = "; ".join(f"{collective}={name} {params}" for collective, (name, params) in overrides)
         switches = {name: os.environ.get(name, "") for name in SWITCHES}
         return {
+            "treering": (release(), release()),
             "table (argument or TREERING_TABLE)": (
                 table.digest() if table else None,
                 f"{table.origin} with digest {table.digest()}" if table else "none",
@@ -176,14 +180,17 @@ def agree(comm: Peers, settings: Settings | Exception) -> Settings:
     and on all others a CollectiveError that says so.
     """
     mine = settings.described() if isinstance(settings, Settings) else str(settings)
-    everyone = [json.loads(said) for said in comm.exchange(json.dumps(mine).encode())]
+    told = [json.loads(said) for said in comm.exchange(json.dumps([socket.gethostname(), mine]).encode())]
+    hosts, everyone = zip(*told, strict=True)
     if isinstance(settings, Exception):
         raise settings
+    place = [f" on {host}" if len(set(hosts)) > 1 else "" for host in hosts]
     for rank, theirs in enumerate(everyone):
         if isinstance(theirs, str):
-            raise CollectiveError(f"rank {rank} cannot start: {theirs}")
-    for field in mine:
-        if any(theirs[field][0] != everyone[0][field][0] for theirs in everyone):
-            values = [theirs[field][1] for theirs in everyone]
+            raise CollectiveError(f"rank {rank}{place[rank]} cannot start: {theirs}")
+    for field in settings.described():
+        said = [theirs.get(field, UNKNOWN) for theirs in everyone]
+        if any(value != said[0][0] for value, _ in said):
+            values = [text + where for (_, text), where in zip(said, place, strict=True)]
             raise MismatchError(field, range(comm.size), values, "at start", "give all ranks the same")
     return settings

@@ -51,6 +51,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     links: list[str] = []
     cpu: str = ""
     mpi: str = ""
+    network: str = ""
     device: str | None = None
     fingerprint: Name
 

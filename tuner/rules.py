@@ -75,6 +75,7 @@ def place_of(topology: Any) -> Place:
         links=list(topology.links),
         cpu=topology.cpu,
         mpi=topology.mpi,
+        network=topology.network,
         device=topology.device,
         fingerprint=topology.fingerprint,
     )

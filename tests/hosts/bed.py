@@ -20,6 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from tuner.launch import WHOLE_NAMES
+
 HERE = Path(__file__).resolve().parent
 AGENT = str(HERE / "agent.sh")
 TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", "setpriv": "util-linux"}
@@ -103,14 +105,15 @@ class Bed:
         Path(f"/proc/{self._inside}/root/{FOLDER}/{host}.silent").touch()
 
     def switch_off(self, host: str) -> None:
-        """The host's processes are gone, with no word to anybody."""
+        """The host's processes are gone, with no word to anybody; after `mend` it answers, as after a new start."""
         self.cut(host)
         inner = Path(f"/proc/{self._inside}/root/{FOLDER}/{host}").read_text().strip()
         net = os.readlink(f"/proc/{self._inside}/root/proc/{inner}/ns/net")
         for process in Path("/proc").iterdir():
             if process.name.isdigit():
                 with suppress(OSError):
-                    if os.readlink(process / "ns" / "net") == net:
+                    held = (process / "cmdline").read_bytes() == b"sleep\0infinity\0"
+                    if os.readlink(process / "ns" / "net") == net and not held:
                         os.kill(int(process.name), signal.SIGKILL)
 
     def _link(self, host: str, state: str) -> None:
@@ -126,6 +129,7 @@ def launcher_flags(library: str, hosts: str, in_turn: bool = False) -> list[str]
     if library == "openmpi":
         tcp = ["--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp", "--mca", "btl_tcp_if_include", "eth0"]
         agent = ["--prtemca", "plm_ssh_agent", AGENT, "--prtemca", "prte_if_include", "eth0"]
+        agent += ["--prtemca", "prte_keep_fqdn_hostnames", "1"]
         kept = [part for name in FORWARDED for part in ("-x", name)]
         turns = ["--map-by", "node:OVERSUBSCRIBE"] if in_turn else ["--map-by", "slot:OVERSUBSCRIBE"]
         return ["--oversubscribe", *agent, *tcp, "-H", hosts, *kept, *turns]
@@ -141,7 +145,8 @@ FORWARDED = ("PATH", "PYTHONPATH")
 def environment(library: str) -> dict[str, str]:
     """What ranks on the bed need in their environment."""
     if library == "openmpi":
-        return {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        return allowed | WHOLE_NAMES
     return {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0", "MPIR_CVAR_CH4_NETMOD": "ucx"}
 
 

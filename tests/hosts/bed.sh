@@ -37,6 +37,7 @@ for host; do
   number=$((number + 1)) address=10.77.0.$number
   unshare --net --uts --ipc --mount bash -c "
     hostname ${host#*=}
+    mount -t sysfs sysfs /sys # which shows this host's network
     mount -t tmpfs tmpfs /dev/shm
     mkdir -p $bed/${host%%=*}.files
     mount --bind $bed/names /etc/hosts

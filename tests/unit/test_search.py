@@ -187,7 +187,7 @@ def test_no_time_leaves_the_default_without_times():
 
 class Topology:
     nodes, ranks_per_node, links = ((0, 1),), (2,), ("shared-memory",)
-    cpu, mpi, device, fingerprint = "C", "M", None, "1x2"
+    cpu, mpi, network, device, fingerprint = "C", "M", "", None, "1x2"
 
 
 def test_symmetric_memory_asks_whether_one_pass_is_better_there():
