@@ -8,8 +8,8 @@ from mpi4py import MPI
 
 import collectives
 from collectives.algorithms import names
-from collectives.table import COLLECTIVES
 from collectives.dtypes import ITEMSIZE
+from collectives.table import COLLECTIVES
 from tuner.contenders import native_lacks
 from tuner.measure import Job, Session
 
