@@ -42,7 +42,7 @@ def scatter(g: Group, span: Span) -> Iterator[Round]:
 
 def meets(r: int, s: int, p: int) -> int:
     """Rank r's peer at step s."""
-    distance = (1 - (-2) ** (s + 1)) // 3
+    distance: int = (1 - (-2) ** (s + 1)) // 3
     return (r - distance if r % 2 else r + distance) % p
 
 

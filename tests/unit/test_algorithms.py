@@ -8,10 +8,11 @@ import pytest
 
 from collectives.algorithms import Algorithm, Parameter, double_tree, every, find, names, radix, register, registry
 from collectives.contract import COLLECTIVES, REDUCING, ROOTED, contract
+from collectives.proofs import prove, settings, shape
+from collectives.reference import check
 from collectives.schedule import DATA, INPUT, OUTPUT, SCRATCH, SEND, WHOLE, Group, Span, recv_reduce, send
 from collectives.selection import FIXED_ORDER
-from collectives.verify import prove, settings, shape, verify
-from tests.unit.reference import check
+from collectives.verify import verify
 
 ALL = pytest.mark.parametrize("algorithm", every(), ids=lambda a: f"{a.collective}-{a.name}")
 ODD_SHAPES = (

@@ -16,6 +16,7 @@ from collectives.extents import Bound, aligned_part, chunk_offsets
 from collectives.plan import Target, lower
 from collectives.plans import holds
 from collectives.properties import output_may_be_input
+from collectives.reference import Wrong
 from collectives.schedule import (
     DATA,
     INPUT,
@@ -33,7 +34,6 @@ from collectives.schedule import (
     send,
 )
 from collectives.verify import weights
-from tests.unit.reference import Wrong
 from tests.unit.table_cases import Case
 
 ALL = pytest.mark.parametrize("algorithm", every(), ids=lambda a: f"{a.collective}-{a.name}")
