@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby, zip_longest
 from math import lcm
 
-from collectives.rendezvous import Meeting, programs
-from collectives.schedule import COPY, RECV_REDUCE, WHOLE, Schedule, Span
+from collectives.rendezvous import Fault, Meeting, programs
+from collectives.schedule import COPY, RECV_REDUCE, SEND, WHOLE, Schedule, Span
 
 LEGEND = "[x] > r  to rank r      [x] < r  from rank r      [x] + r  from rank r, and folded"
 COPIES = "      [x] = b  copied from buffer b"
@@ -47,6 +47,23 @@ def text(schedules: Sequence[Schedule], title: str = "") -> str:
     ]
     body = ["".join(map(str.ljust, line, width)).rstrip() for line in table]
     return "\n".join([*filter(None, head), "", *body, ""])
+
+
+def exchange(fault: Fault) -> str:
+    """The rounds in which a fault shows, side by side; an arrow marks the steps that it is about."""
+    turns = fault.turns[:4]
+    unit = lcm(1, *(end.denominator for turn in turns for s in turn.steps for end in s.span))
+    columns = []
+    for turn in turns:
+        lines = [f"rank {turn.rank}, lane {turn.channel[0]}, round {turn.number}"]
+        for s in turn.steps:
+            sign = {SEND: ">", COPY: "=", RECV_REDUCE: "+"}.get(s.kind, "<")
+            mark = "   <--" * any(s is wrong for wrong in fault.steps)
+            lines.append(f"{s.buffer} {name(s.span, unit)} {sign} {s.own if s.peer is None else s.peer}{mark}")
+        columns.append(lines)
+    widths = [max(map(len, lines)) for lines in columns]
+    body = (map(str.ljust, line, widths) for line in zip_longest(*columns, fillvalue=""))
+    return "\n".join("  ".join(line).rstrip() for line in body)
 
 
 def cell(found: Iterable[tuple[str, Span, int | str]], unit: int, others: int) -> list[str]:

@@ -19,15 +19,22 @@ completes under plain rendezvous too, where a message needs only its own two end
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from collectives.schedule import SCRATCH, SEND, Lane, Schedule, Span, Step, Target, folds
 
 
 class Fault(Exception):
-    """What is wrong with a schedule, and where."""
+    """What is wrong with a schedule, and where: the rounds in which it shows, and the steps, where they are known."""
+
+    def __init__(self, text: str, *where: "Turn | End | Step | str | None"):
+        super().__init__(text)
+        turns = (w.turn if isinstance(w, End) else w for w in where)
+        self.turns = list(dict.fromkeys(turn for turn in turns if isinstance(turn, Turn)))
+        self.steps = [w.step if isinstance(w, End) else w for w in where if isinstance(w, End | Step)]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Turn:
     """A round of one rank, in one slot of a lane."""
 
@@ -56,7 +63,7 @@ class Turn:
         return f"rank {self.rank} phase {self.phase} lane {lane} slot {slot} round {self.number}"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class End:
     """One end of a message."""
 
@@ -68,7 +75,7 @@ class End:
         return f"{self.turn}: {s.kind} {s.buffer} {s.span} {'to' if s.kind == SEND else 'from'} {s.peer}"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Message:
     """Both its ends, and its neighbours in its channel."""
 
@@ -90,7 +97,7 @@ class Message:
             self.ahead.behind = self
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Bundle:
     """Messages that complete together."""
 
@@ -157,27 +164,28 @@ def match(programs: Sequence[Program]) -> list[Message]:
         last = None
         for out, back in zip(sends, receives, strict=False):
             if out.step.span != back.step.span or out.turn.pipeline != back.turn.pipeline:
-                raise Fault(f"{out}, but {back}: not the same span, cells and slots")
+                raise Fault(f"{out}, but {back}: not the same span, cells and slots", out, back)
             last = Message(out, back, last)
             messages.append(last)
     if alone:
-        raise Fault(f"{len(alone)} messages never meet their other end: {'; '.join(map(str, alone[:3]))}")
+        raise Fault(f"{len(alone)} messages never meet their other end: {'; '.join(map(str, alone[:3]))}", *alone[:3])
     return messages
 
 
 def tie(messages: Sequence[Message]) -> None:
     """Bundles the messages of each fold, and the sends of its round that read what it overwrites."""
     for turn in {m.back.turn: None for m in messages if m.back.turn.folds}:
-        came = {m.back.step: m for m in turn.receives}
+        came = {id(m.back.step): m for m in turn.receives}
         for (_, buffer, span, _), operands in turn.folds.items():
-            tied = [came[s] for s in operands if s]
+            tied = [came[id(s)] for s in operands if s]
             tied += [m for m in turn.sends if tied and m.out.step.buffer == buffer and m.out.step.span.overlaps(span)]
             for m in tied[1:]:
                 tied[0].bundle.join(m.bundle)
     for m in messages:
         m.bundle.missing += 3 if m.ahead else 2
         if m.ahead and m.ahead.bundle is m.bundle:
-            raise Fault(f"{m.back}, and {m.ahead.back}: folded side by side, but one comes behind the other")
+            ends = m.back, m.ahead.back
+            raise Fault(f"{ends[0]}, and {ends[1]}: folded side by side, but one comes behind the other", *ends)
 
 
 class Meeting:
@@ -210,7 +218,8 @@ class Meeting:
                     self.come(m.bundle)
                 self.close(turn)
         if stuck := [m for m in self.messages if not m.complete]:
-            raise Fault(f"deadlock: {self.explain(stuck)}")
+            text, *ends = self.explain(stuck)
+            raise Fault(f"deadlock: {text}", *ends)
 
     def begin(self, rank: int, phase: int) -> None:
         """Posts the first rounds of the first phase from there on that has any."""
@@ -255,17 +264,21 @@ class Meeting:
 
     # Deadlock: who waits for whom, until the chain comes back to a round where it was
 
-    def explain(self, stuck: Sequence[Message]) -> str:
+    def explain(self, stuck: Sequence[Message]) -> "tuple[Any, ...]":
+        """What to say, and the ends of messages that it is about."""
         posted = [turn for m in stuck for turn in (m.out.turn, m.back.turn) if turn.start >= 0]
-        chain: dict[Turn, str] = {}
+        chain: dict[Turn, tuple[str, End, End]] = {}
         turn = posted[0]
         while turn not in chain:
             mine, late = self.late(turn)
             if late is None:
-                return f"{mine}, and others, are posted at both ends, but each comes behind another in its channel"
-            chain[turn] = f"{mine} waits for {late}{'' if self.meet(mine, late) else ', with which it streams'}"
+                behind = "and others, are posted at both ends, but each comes behind another in its channel"
+                return f"{mine}, {behind}", mine
+            streams = "" if self.meet(mine, late) else ", with which it streams"
+            chain[turn] = f"{mine} waits for {late}{streams}", mine, late
             turn = next(t for t in posted if t.before(late.turn))
-        return "; ".join(list(chain.values())[list(chain).index(turn) :])
+        circle = list(chain.values())[list(chain).index(turn) :]
+        return "; ".join(text for text, _, _ in circle), *(end for _, *ends in circle for end in ends)
 
     def meet(self, mine: End, late: End) -> bool:
         """Whether they are the two ends of one message."""

@@ -38,6 +38,15 @@ class Span(NamedTuple):
         """n equal spans, in order."""
         return _split(self, n)
 
+    def part(self, i: int, n: int) -> "Span":
+        """The i-th of n equal spans, where the others are not wanted."""
+        return Span(self.lo + self.size * Fraction(i, n), self.lo + self.size * Fraction(i + 1, n))
+
+    def shares(self, weights: Sequence[int]) -> "tuple[Span, ...]":
+        """Spans in order, in proportion to the weights; one of weight 0 is empty."""
+        cuts = [self.lo + self.size * Fraction(cut, sum(weights)) for cut in accumulate(weights, initial=0)]
+        return tuple(map(Span, cuts, cuts[1:]))
+
     def overlaps(self, other: "Span") -> bool:
         return self.lo < other.hi and other.lo < self.hi
 

@@ -12,7 +12,7 @@ __all__ = ["NATIVE", "Choice", "Table", "choose", "default", "difference", "load
 NATIVE = "native"  # the MPI library's own collective, as an algorithm's name
 ONE_PASS = "one_pass"  # over symmetric memory of one node
 FIXED_ORDER = {
-    "allreduce": ("one_shot", "two_shot", "single_copy", ONE_PASS),
+    "allreduce": ("one_shot", "two_shot", "single_copy", "linear", "weighted", ONE_PASS),
     "reduce_scatter": ("direct", ONE_PASS),
     "reduce": ("direct", "two_shot", ONE_PASS),
 }

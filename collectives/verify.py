@@ -12,20 +12,20 @@ pipeline's cells are disjoint; each of its steps lies in one cell, and no span o
 one segment stands for all: segments are copies that share nothing, and to all else a cell is one piece.
 """
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from functools import partial
 from hashlib import blake2b
-from itertools import chain, groupby, pairwise, product
-from typing import Any, NamedTuple
+from itertools import chain, groupby, pairwise
+from math import lcm
+from typing import NamedTuple
 
-from collectives.algorithms import KERNEL_BYTES, SEGMENT_BYTES, SLOTS, Algorithm, every, names
-from collectives.algorithms.registry import Nodes
-from collectives.contract import ROOTED, Contract, contract
-from collectives.rendezvous import Fault, Meeting, Program, Turn, programs
+from collectives.contract import Contract
+from collectives.rendezvous import End, Fault, Meeting, Program, Turn, programs
 from collectives.schedule import COPY, INPUT, RECV, SCRATCH, SEND, Schedule, Span
 
-__all__ = ["Fault", "Report", "prove", "shape", "verify", "weights"]
+__all__ = ["Fault", "Report", "check_cells", "verify", "weights"]
 
 
 class Report(NamedTuple):
@@ -56,12 +56,19 @@ def weights(schedules: Sequence[Schedule], contract: Contract) -> list[list[int]
     return [[weight for turn in turns for weight in run.weights.get(turn, ())] for turns in rounds]
 
 
-def check_cells(rank: int, schedule: Schedule, layout: Mapping[str, Sequence[Span]]) -> None:
+def check_cells(schedules: Sequence[Schedule], contract: Contract) -> None:
     """A pipeline's cells are disjoint and in order; its steps stay within one; no span outside the lane cuts one."""
-    for number, phase in enumerate(schedule.phases):
-        pipelines = {index: lane for index, lane in phase.lanes.items() if lane.cells}
-        if not pipelines:
-            continue
+    for rank, schedule in enumerate(schedules):
+        for number, phase in enumerate(schedule.phases):
+            if any(lane.cells for lane in phase.lanes.values()):
+                check_pipelines(rank, schedule, number, contract.layout(rank))
+
+
+def check_pipelines(rank: int, schedule: Schedule, number: int, layout: Mapping[str, Sequence[Span]]) -> None:
+    """Those of one phase of one rank."""
+    phase = schedule.phases[number]
+    pipelines = {index: lane for index, lane in phase.lanes.items() if lane.cells}
+    if pipelines:
         others = (lane.spans() for other in schedule.phases if other is not phase for lane in other.lanes.values())
         cuts = {end for spans in chain(layout.values(), others) for span in spans for end in span}
         for index, lane in pipelines.items():
@@ -79,45 +86,49 @@ class Forest:
 
     def __init__(self) -> None:
         self.ranks: dict[bytes, int] = {}  # whose contributions a tree holds, as bits
+        self.weights: dict[bytes, int] = {}  # how many
         self.folds: dict[tuple[bytes, ...], bytes] = {}
 
     def leaf(self, rank: int) -> bytes:
         return self._name(b"leaf %d" % rank, 1 << rank)
 
-    def fold(self, parts: tuple[bytes, ...], where: object = "") -> bytes:
+    def fold(self, parts: tuple[bytes, ...], turn: Turn | None = None) -> bytes:
         """Left to right, rounded once: a + b + c is b + a + c, but not a + c + b, nor a + b and + c in turn."""
         if len(parts) == 1:
             return parts[0]
         if parts not in self.folds:
             ranks = sum(self.ranks[part] for part in parts)
-            if ranks.bit_count() != sum(self.weight(part) for part in parts):
-                raise Fault(f"{where}: a contribution is counted twice")
+            if ranks.bit_count() != sum(self.weights[part] for part in parts):
+                raise Fault(f"{turn}: a contribution is counted twice", turn)
             self.folds[parts] = self._name(b"fold".join((b"", *sorted(parts[:2]), *parts[2:])), ranks)
         return self.folds[parts]
 
-    def weight(self, tree: bytes) -> int:
-        return self.ranks[tree].bit_count()
-
     def _name(self, text: bytes, ranks: int) -> bytes:
         name = blake2b(text, digest_size=12).digest()
-        self.ranks[name] = ranks
+        self.ranks[name], self.weights[name] = ranks, ranks.bit_count()
         return name
 
 
 class Run:
-    """All ranks' rounds on trees. A place is a number: for each buffer, one for each piece that no span cuts."""
+    """All ranks' rounds on trees. A place is a number: for each buffer, one for each piece that no span cuts.
 
-    def __init__(self, programs: Sequence[Program], layouts: Sequence[Mapping[str, Sequence[Span]]]):
+    Spans are looked up by identity where they can be: there are few of them, in many steps.
+    """
+
+    def __init__(self, programs: Sequence[Program], contract: Contract):
         self.programs, self.forest = programs, Forest()
+        layouts = [contract.layout(rank) for rank in range(len(programs))]
         turns = [t for phases in programs for phase in phases for slot in phase for t in slot]
-        spans = dict.fromkeys(x for layout in layouts for held in layout.values() for x in held)
-        spans |= {s.span: None for turn in turns for s in turn.steps}
-        cuts = sorted({end for span in spans for end in span})
+        self.known = {id(x): x for held in contract.before + contract.after for _, x, _ in held}
+        self.known |= {id(s.span): s.span for turn in turns for s in turn.steps}
+        cuts = sorted({end for span in self.known.values() for end in span})
+        self.unit = lcm(*(cut.denominator for cut in cuts))  # lengths are counted in this part of the message
         index = {cut: i for i, cut in enumerate(cuts)}
-        self.width = [b - a for a, b in pairwise(cuts)]
-        self.pieces = {span: (index[span.lo], index[span.hi]) for span in spans}
+        self.width = [int((b - a) * self.unit) for a, b in pairwise(cuts)]
+        self.pieces = {key: (index[span.lo], index[span.hi]) for key, span in self.known.items()}
+        self.length = {key: int(span.size * self.unit) for key, span in self.known.items()}
         self.buffers: dict[str, int] = {}
-
+        self.places: dict[tuple[str, int], range] = {}
         self.weights: dict[Turn, list[int]] = {}  # of the operands of a round's folds
         self.writable = [{p for b in held if b != INPUT for x in held[b] for p in self.at(b, x)} for held in layouts]
         for phase in chain.from_iterable(programs):
@@ -127,21 +138,23 @@ class Run:
 
     @classmethod
     def of(cls, schedules: Sequence[Schedule], contract: Contract, segments: int) -> "Run":
-        layouts = [contract.layout(rank) for rank in range(len(schedules))]
-        for rank, (schedule, layout) in enumerate(zip(schedules, layouts, strict=True)):
-            check_cells(rank, schedule, layout)
-        return cls(programs(schedules, segments), layouts)
+        check_cells(schedules, contract)
+        return cls(programs(schedules, segments), contract)
 
     def at(self, buffer: str, span: Span) -> range:
-        base = self.buffers.setdefault(buffer, len(self.buffers)) * len(self.width)
-        lo, hi = self.pieces[span]
-        return range(base + lo, base + hi)
+        key = buffer, id(span)
+        found = self.places.get(key)
+        if found is None:
+            base = self.buffers.setdefault(buffer, len(self.buffers)) * len(self.width)
+            lo, hi = self.pieces[id(span)]
+            found = self.places[key] = range(base + lo, base + hi)
+        return found
 
     def check_lanes(self, slots: Sequence[Sequence[Turn]]) -> None:
         """What one lane or slot of a phase writes, no other touches."""
         touched: dict[int, tuple[int, int]] = {}
         written: set[int] = set()
-        for turns in slots if len(slots) > 1 else ():
+        for turns in filter(None, slots if len(slots) > 1 else ()):
             reads, writes = set[int](), set[int]()
             for s in (s for turn in turns for s in turn.steps):
                 (reads if s.kind == SEND else writes).update(self.at(s.buffer, s.span))
@@ -156,22 +169,30 @@ class Run:
     def check_round(self, turn: Turn) -> None:
         """Writes are disjoint and allowed; nothing reads where messages land; nor any fold another's target."""
         if any((s.kind == COPY) != (s.peer is None) or s.peer == turn.rank for s in turn.steps):
-            raise Fault(f"{turn}: a message without a peer, or to myself, or a copy with one")
+            raise Fault(f"{turn}: a message without a peer, or to myself, or a copy with one", turn)
         if any(operands.count(None) != 1 for operands in turn.folds.values()):
-            raise Fault(f"{turn}: a fold's places are not 0 to n with one left for my own")
-        landing = [p for s in turn.steps if s.kind == RECV for p in self.at(s.buffer, s.span)]
-        written = landing + [p for _, buffer, span, _ in turn.folds for p in self.at(buffer, span)]
-        own = {p for _, buffer, span, own in turn.folds if own and own != buffer for p in self.at(own, span)}
-        sent = {p for s in turn.steps if s.kind == SEND for p in self.at(s.buffer, s.span)}
-        if len(set(written)) < len(written) or own & set(written) or sent & set(landing):
-            raise Fault(f"{turn}: two steps write one place, or one reads what another writes")
+            raise Fault(f"{turn}: a fold's places are not 0 to n with one left for my own", turn)
+        landing, sent, written = list[int](), list[int](), list[int]()
         for s in turn.steps:
-            free = s.kind == SEND or s.buffer.startswith(SCRATCH)
-            if not free and not self.writable[turn.rank].issuperset(self.at(s.buffer, s.span)):
-                raise Fault(f"{turn}: writes {s.buffer} {s.span}, which is not to be written")
+            if s.kind == SEND:
+                sent += self.at(s.buffer, s.span)
+                continue
+            if s.kind == RECV:
+                landing += self.at(s.buffer, s.span)
+            if not s.buffer.startswith(SCRATCH) and not self.writable[turn.rank].issuperset(self.at(s.buffer, s.span)):
+                raise Fault(f"{turn}: writes {s.buffer} {s.span}, which is not to be written", turn, s)
+        written += landing
+        own = list[int]()
+        for _, buffer, span, mine in turn.folds:
+            written += self.at(buffer, span)
+            if mine and mine != buffer:
+                own += self.at(mine, span)
+        places = set(written)
+        if len(places) < len(written) or not places.isdisjoint(own) or not set(landing).isdisjoint(sent):
+            raise Fault(f"{turn}: two steps write one place, or one reads what another writes", turn)
 
     def run(self, contract: Contract) -> Meeting:
-        self.folded = [Fraction(0)] * len(self.programs)
+        self.folded = [0] * len(self.programs)
         self.state = [
             {place: self.forest.leaf(owner) for buffer, span, (owner,) in held for place in self.at(buffer, span)}
             for held in contract.before
@@ -185,25 +206,32 @@ class Run:
         return meeting
 
     def written(self, turn: Turn) -> dict[int, bytes]:
-        came, new = {m.back.step: m.carries for m in turn.receives}, dict[int, bytes]()
-        for s in came:
-            if s.kind == RECV:
-                new |= zip(self.at(s.buffer, s.span), came[s], strict=True)
+        came, new = {id(m.back.step): m.carries for m in turn.receives}, dict[int, bytes]()
+        for m in turn.receives:
+            if m.back.step.kind == RECV:
+                new |= zip(self.at(m.back.step.buffer, m.back.step.span), m.carries, strict=True)
         for (_, buffer, span, own), operands in turn.folds.items():
-            parts = [came[s] if s else self.read(turn, turn.rank, own or buffer, span) for s in operands]
-            if any(len({self.forest.weight(tree) for tree in trees}) > 1 for trees in parts):
-                raise Fault(f"{turn}: {span} holds sums of different weights, so it has no mean in one step")
-            self.weights.setdefault(turn, []).extend(self.forest.weight(trees[0]) for trees in parts)
+            parts = [came[id(s)] if s else self.read(turn, turn.rank, own or buffer, span) for s in operands]
+            weights = [{self.forest.weights[tree] for tree in trees} for trees in parts]
+            if any(len(found) > 1 for found in weights):
+                raise Fault(f"{turn}: {span} holds sums of different weights, so it has no mean in one step", turn)
+            self.weights.setdefault(turn, []).extend(weight for found in weights for weight in found)
             trees = (self.forest.fold(operands, turn) for operands in zip(*parts, strict=True))
             new |= zip(self.at(buffer, span), trees, strict=True)
-            self.folded[turn.rank] += span.size * (len(parts) - 1)
+            self.folded[turn.rank] += self.length[id(span)] * (len(parts) - 1)
         return new
 
-    def read(self, where: object, rank: int, buffer: str, span: Span) -> list[bytes]:
+    def read(self, where: Turn | End | str, rank: int, buffer: str, span: Span) -> list[bytes]:
         try:
             return [self.state[rank][place] for place in self.at(buffer, span)]
         except KeyError:
-            raise Fault(f"{where}: nothing has been written to some of {buffer} {span}") from None
+            raise Fault(f"{where}: nothing has been written to some of {buffer} {span}", where) from None
+
+    def last(self, rank: int, buffer: str, span: Span) -> list[Turn]:
+        """The rank's last round that writes some of the span."""
+        turns = (turn for slots in self.programs[rank] for slot in slots for turn in slot)
+        writes = (t for t in turns for s in t.steps if s.kind != SEND and s.buffer == buffer and s.span.overlaps(span))
+        return list(deque(writes, maxlen=1))
 
     def report(self, contract: Contract, meeting: Meeting) -> Report:
         """The contract's end: each result holds its contributions, as the same tree on every rank."""
@@ -212,88 +240,23 @@ class Run:
         for rank, held in enumerate(contract.after):
             for buffer, span, owners in held:
                 wanted = self.forest.fold(tuple(map(self.forest.leaf, owners)))
-                where = f"rank {rank} at the end"
-                for piece, tree in zip(range(*self.pieces[span]), self.read(where, rank, buffer, span), strict=True):
+                where, at_fault = f"rank {rank} at the end", partial(self.last, rank, buffer, span)
+                for piece, tree in zip(
+                    range(*self.pieces[id(span)]), self.read(where, rank, buffer, span), strict=True
+                ):
                     if self.forest.ranks[tree] != self.forest.ranks[wanted]:
-                        raise Fault(f"{where}: {buffer} {span} lacks contributions, or holds others")
+                        raise Fault(f"{where}: {buffer} {span} lacks contributions, or holds others", *at_fault())
                     if result.setdefault(piece, tree) != tree:
-                        raise Fault(f"{where}: {buffer} {span} is another reduction tree than elsewhere")
+                        raise Fault(f"{where}: {buffer} {span} is another reduction tree than elsewhere", *at_fault())
                     canonical &= tree == wanted
         trees = blake2b(digest_size=8)
         for tree, pieces in groupby(sorted(result), key=result.__getitem__):
-            trees.update(b"%s %s" % (str(sum(self.width[piece] for piece in pieces)).encode(), tree))
-        messages, sent = [0] * len(self.programs), [Fraction(0)] * len(self.programs)
+            length = Fraction(sum(self.width[piece] for piece in pieces), self.unit)
+            trees.update(b"%s %s" % (str(length).encode(), tree))
+        messages, sent = [0] * len(self.programs), [0] * len(self.programs)
         for m in meeting.messages:
             messages[m.out.turn.rank] += 1
-            sent[m.out.turn.rank] += m.out.step.span.size
-        cost = max(meeting.clock), max(messages), max(sent), max(self.folded)
+            sent[m.out.turn.rank] += self.length[id(m.out.step.span)]
+        most = Fraction(max(sent), self.unit), Fraction(max(self.folded), self.unit)
+        cost = max(meeting.clock), max(messages), *most
         return Report(*cost, canonical, trees.hexdigest())
-
-
-# Every algorithm at once
-
-
-def shape(text: str) -> list[list[int]]:
-    """The ranks of each node: "2x3" is two nodes of three ranks, "3+1" a node of three and one of one."""
-    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*|(\+[1-9]\d*)*)", text):
-        raise ValueError(f"{text!r} is no shape of nodes: write 2x3 for two nodes of three ranks, 3+1 for uneven ones")
-    nodes, _, ranks = text.partition("x")
-    sizes = [int(ranks)] * int(nodes) if ranks else [int(n) for n in text.split("+")]
-    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-    return [list(range(end - n, end)) for n, end in zip(sizes, ends, strict=True)]
-
-
-SHAPES = tuple(map(shape, ("2x2", "2x3", "3x4", "3+1"))) + ([[0, 2, 4], [1, 3]],)
-
-
-def prove(
-    collective: str | None = None,
-    ranks: Iterable[int] = range(1, 18),
-    shapes: Iterable[Nodes] = SHAPES,
-    algorithms: Iterable[str] | None = None,
-) -> Iterator[dict[str, Any]]:
-    """Proves what is registered, one row for each algorithm, number of ranks, shape of nodes, root and setting.
-
-    Algorithms that take nodes are proved for the shapes, and for each number of ranks in nodes of four, the last one
-    smaller. `bytes_sent` is by the rank that sends most, in lengths of the message. `order` is "fixed" where every
-    result is folded in rank order, else "any". What an algorithm declares that it cannot serve is left out. ValueError
-    for a name that is not there.
-    """
-    found, sizes, nodes = every(collective), list(ranks), [[list(node) for node in x] for x in shapes]
-    there = dict.fromkeys(names(collective) if collective else (a.name for a in found))
-    wanted = set(there if algorithms is None else algorithms)
-    if unknown := sorted(wanted - there.keys()):
-        raise ValueError(f"no algorithm is called {', '.join(unknown)}; there are {', '.join(there)}")
-    fours = [[list(range(i, min(i + 4, p))) for i in range(0, p, 4)] for p in sizes]
-    for a in (a for a in found if a.name in wanted):
-        cases: list[tuple[int, Nodes | None]] = (
-            [(sum(map(len, x)), x) for x in fours + nodes] if a.needs_nodes else [(p, None) for p in sizes]
-        )
-        for p, x in cases:
-            for root in sorted({0, p // 2, p - 1}) if a.collective in ROOTED else [None]:
-                for params in settings(a) if not a.refusal(p, x) else ():
-                    yield row(a, p, x, root, params)
-
-
-def settings(a: Algorithm) -> Iterator[dict[str, Any]]:
-    """Every choice of the parameters that make its schedule, plain and as a pipeline."""
-    lowered = (SEGMENT_BYTES.name, SLOTS.name, KERNEL_BYTES)
-    own = [parameter for parameter in a.parameters if parameter.name not in lowered]
-    for values in product(*(parameter.choices for parameter in own)):
-        plain = dict(zip((parameter.name for parameter in own), values, strict=True))
-        yield plain
-        if a.pipelined:
-            yield plain | {SEGMENT_BYTES.name: SEGMENT_BYTES.choices[-1], SLOTS.name: SLOTS.choices[0]}
-
-
-def row(a: Algorithm, p: int, nodes: Nodes | None, root: int | None, params: dict[str, Any]) -> dict[str, Any]:
-    case = {"collective": a.collective, "algorithm": a.name, "ranks": p, "nodes": nodes, "root": root, "params": params}
-    segments = params.get(SLOTS.name, 0) + 1
-    try:
-        schedules = a.schedules(p, nodes=nodes, root=root or 0, **params)
-        r = verify(schedules, contract(a.collective, p, root or 0), segments)
-    except Fault as fault:
-        nothing = dict.fromkeys(("rounds", "bytes_sent", "order", "hash"))
-        return case | {"ok": False, "error": str(fault)} | nothing
-    cost = {"rounds": r.rounds, "bytes_sent": float(r.sent), "order": "fixed" if r.canonical else "any", "hash": r.hash}
-    return case | {"ok": True, "error": None} | cost

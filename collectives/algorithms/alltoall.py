@@ -18,11 +18,11 @@ def pairwise(g: Group, span: Span = WHOLE) -> Iterator[Round]:
     Serves: any number of ranks; any counts.
     Paper: Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, 2005.
     """
-    chunk, me, p = span.split(g.size), g.rank, g.size
-    yield [copy(chunk[me].split(p)[me], INPUT, OUTPUT)]
+    me, p = g.rank, g.size
+    yield [copy(block(span, me, me, p), INPUT, OUTPUT)]
     for t in range(1, p):
         to, source = (me + t) % p, (me - t) % p
-        yield [send(chunk[me].split(p)[to], g[to], INPUT), recv(chunk[source].split(p)[me], g[source], OUTPUT)]
+        yield [send(block(span, me, to, p), g[to], INPUT), recv(block(span, source, me, p), g[source], OUTPUT)]
 
 
 def direct(g: Group, span: Span = WHOLE) -> Iterator[Round]:
@@ -45,16 +45,20 @@ def bruck(g: Group, span: Span = WHOLE) -> Iterator[Round]:
     Serves: any number of ranks; no counts.
     Paper: Bruck et al., Efficient algorithms for all-to-all communications in multiport message-passing systems, 1997.
     """
-    chunk, me, p = span.split(g.size), g.rank, g.size
+    me, p = g.rank, g.size
 
     def passed(holder: int, bit: int) -> list[tuple[int, Span]]:
         """What a rank passes on in a round: (way of the block, block)."""
         ways = [way for way in range(p) if way & bit]
         sources = [(holder - way % bit) % p for way in ways]
-        return [(way, chunk[s].split(p)[(s + way) % p]) for way, s in zip(ways, sources, strict=True)]
+        return [(way, block(span, s, (s + way) % p, p)) for way, s in zip(ways, sources, strict=True)]
 
-    yield [copy(chunk[me].split(p)[me], INPUT, OUTPUT)]
+    yield [copy(block(span, me, me, p), INPUT, OUTPUT)]
     for bit in (1 << k for k in range((p - 1).bit_length())):
         sends = [send(x, g[me + bit], SCRATCH if way % bit else INPUT) for way, x in passed(me, bit)]
         home = [recv(x, g[me - bit], OUTPUT if way < 2 * bit else SCRATCH) for way, x in passed(me - bit, bit)]
         yield sends + home
+
+
+def block(span: Span, source: int, to: int, p: int) -> Span:
+    return span.part(source * p + to, p * p)

@@ -20,6 +20,8 @@ from collectives.schedule import (
     there_and_back,
 )
 
+EQUAL = "equal"
+
 
 def one_shot(g: Group, span: Span = WHOLE) -> Iterator[Round]:
     """Everyone sends everything to everyone, and folds everything in rank order.
@@ -41,6 +43,22 @@ def two_shot(g: Group, span: Span = WHOLE) -> Iterator[Round]:
     Paper: Shah et al., MSCCL++: Rethinking GPU communication abstractions for AI inference, 2025 (all-pairs).
     """
     yield from there_and_back(scatter(g, span))
+
+
+def weighted(g: Group, span: Span = WHOLE, weights: str = EQUAL) -> Iterator[Round]:
+    """As two_shot, with chunks in proportion to weights: who is slow folds and hands out less, or nothing.
+
+    For groups of unequal processors or links. Weights are whole numbers in rank order, as 4:4:1; their sum is w.
+    Cost: 2 alpha; at the rank of weight v, n (1 + (p-2) v/w) beta + (p-1) n v/w gamma.
+    Serves: any number of ranks, each with a weight; a fixed order.
+    Paper: Beaumont et al., Matrix multiplication on heterogeneous platforms, 2001 (shares in proportion to speed).
+    """
+    numbers = [1] * g.size if weights == EQUAL else [int(number) for number in weights.split(":")]
+    if len(numbers) != g.size or not sum(numbers):
+        raise ValueError(f"weights={weights!r} are for {len(numbers)} ranks, and these are {g.size}; not all may be 0")
+    chunk = {rank: x for rank, x in zip(g.ranks, span.shares(numbers), strict=True) if x.size}
+    sends = [send(x, to) for to, x in chunk.items() if to != g.me]
+    yield from there_and_back([sends + (fold(chunk[g.me], g.ranks, g.me) if g.me in chunk else [])])
 
 
 def single_copy(g: Group, span: Span = WHOLE) -> Iterator[Round]:

@@ -8,11 +8,24 @@ their number is even, so that no rank is an inner node of both:
              0   2   4   6         1   3   5   0                  0   2   4             5   3   1
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 
 from collectives.algorithms.tree import Tree, up
-from collectives.schedule import WHOLE, Group, Phase, Span, lane, there_and_back
+from collectives.schedule import (
+    INPUT,
+    OUTPUT,
+    SCRATCH,
+    WHOLE,
+    Group,
+    Phase,
+    Round,
+    Span,
+    copy,
+    lane,
+    mirror,
+    there_and_back,
+)
 
 
 def allreduce(g: Group, span: Span = WHOLE, slots: int = 0) -> Iterator[Phase]:
@@ -23,11 +36,51 @@ def allreduce(g: Group, span: Span = WHOLE, slots: int = 0) -> Iterator[Phase]:
     Serves: any number of ranks.
     Paper: Sanders, Speck and Traff, Two-tree algorithms for full bandwidth broadcast, reduction and scan, 2009.
     """
-    lanes = {}
-    for number, (tree, half) in enumerate(zip(trees(g), span.split(2), strict=True)):
-        rounds = there_and_back(up(g, tree, half))
-        lanes[number] = lane(rounds, cells=[half], slots=slots) if slots else lane(rounds)
-    yield Phase(lanes)
+    both = zip(trees(g), span.split(2), strict=True)
+    yield halves(span, slots, [there_and_back(up(g, tree, half)) for tree, half in both])
+
+
+def reduce(g: Group, span: Span = WHOLE, root: int = 0, slots: int = 0) -> Iterator[Phase]:
+    """Each half of the message up a tree of its own over all ranks but the root, which takes both halves.
+
+    Both directions of every rank's link are busy. A pipeline of `slots` slots where there are any.
+    Cost: (1 + ceil(log2 p)) alpha for the first segment to get through; n beta + n gamma.
+    Serves: any number of ranks, any root.
+    Paper: Sanders, Speck and Traff, Two-tree algorithms for full bandwidth broadcast, reduction and scan, 2009.
+    """
+    if g.size == 1:
+        yield Phase({0: lane([[copy(span, INPUT, OUTPUT)]])})
+        return
+    yield halves(span, slots, [up(g, tree, half, INPUT, SCRATCH, OUTPUT) for tree, half in rooted(g, span, root)])
+
+
+def broadcast(g: Group, span: Span = WHOLE, root: int = 0, slots: int = 0) -> Iterator[Phase]:
+    """Each half of the message down a tree of its own over all ranks but the root, which sends both halves.
+
+    Both directions of every rank's link are busy. A pipeline of `slots` slots where there are any.
+    Cost: (1 + ceil(log2 p)) alpha for the first segment to get through; n beta.
+    Serves: any number of ranks, any root.
+    Paper: Sanders, Speck and Traff, Two-tree algorithms for full bandwidth broadcast, reduction and scan, 2009.
+    """
+    if g.size > 1:
+        yield halves(span, slots, [mirror(up(g, tree, half)) for tree, half in rooted(g, span, root)])
+
+
+def rooted(g: Group, span: Span, root: int) -> list[tuple[Tree, Span]]:
+    """My places in both trees over all ranks but the root, which is above both; and their halves of the message."""
+    others = [rank for rank in g.ranks if rank != g[root]]
+    if g.me == g[root]:
+        heads = [next(rank for rank in others if trees(Group(others, rank))[i].parent is None) for i in (0, 1)]
+        places = [Tree(None, (head,)) for head in heads]
+    else:
+        places = [Tree(g[root] if t.parent is None else t.parent, t.children) for t in trees(Group(others, g.me))]
+    return list(zip(places, span.split(2), strict=True))
+
+
+def halves(span: Span, slots: int, both: Iterable[Iterable[Round]]) -> Phase:
+    """A lane for each half of the message; pipelines where there are slots."""
+    parts = zip(both, span.split(2), strict=True)
+    return Phase({i: lane(rounds, [half] if slots else (), slots or 1) for i, (rounds, half) in enumerate(parts)})
 
 
 def trees(g: Group) -> tuple[Tree, Tree]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from inspect import cleandoc
+from re import fullmatch
 from typing import Any
 
 from collectives.contract import COLLECTIVES, ROOTED
@@ -21,15 +22,20 @@ class Parameter:
     choices: tuple[Any, ...]  # first the simplest
     default: Any
     doc: str = ""
+    least: int = 1  # of numbers
+    form: str = ""  # of words that are allowed too, as a regular expression
 
     def allows(self, value: object) -> bool:
+        if type(value) is str and self.form and fullmatch(self.form, value):
+            return True
         if type(value) is int:
-            return value > 0 and any(type(choice) is int for choice in self.choices)
+            return value >= self.least and any(type(choice) is int for choice in self.choices)
         return any(type(value) is type(choice) and value == choice for choice in self.choices)
 
     def __str__(self) -> str:
-        numbers = " or another positive number" * any(type(choice) is int for choice in self.choices)
-        return f"{self.name}: {', '.join(map(str, self.choices))}{numbers}"
+        more = " or another positive number" if self.least == 1 else f" or another number from {self.least} on"
+        more = more * any(type(choice) is int for choice in self.choices) + f" or {self.form}" * bool(self.form)
+        return f"{self.name}: {', '.join(map(str, self.choices))}{more}"
 
 
 SEGMENT_BYTES = Parameter(

@@ -11,7 +11,22 @@ allgather sends it once more around. Chunks of 4 ranks, in the rounds of the red
 
 from collections.abc import Iterator
 
-from collectives.schedule import DATA, INPUT, OUTPUT, SCRATCH, WHOLE, Group, Round, Span, copy, recv, recv_reduce, send
+from collectives.schedule import (
+    DATA,
+    INPUT,
+    OUTPUT,
+    SCRATCH,
+    WHOLE,
+    Group,
+    Phase,
+    Round,
+    Span,
+    copy,
+    lane,
+    recv,
+    recv_reduce,
+    send,
+)
 
 
 def allreduce(g: Group, span: Span = WHOLE) -> Iterator[Round]:
@@ -24,6 +39,20 @@ def allreduce(g: Group, span: Span = WHOLE) -> Iterator[Round]:
     """
     yield from fold_around(g, span)
     yield from pass_around(g, span)
+
+
+def bidirectional(g: Group, span: Span = WHOLE, slots: int = 0) -> Iterator[Phase]:
+    """One half of the message around the ring to the right, the other to the left, at once.
+
+    Both directions of every link are busy. A pipeline of `slots` slots where there are any.
+    Cost: 2 (p-1) alpha + 2 n (p-1)/p beta, of which each direction of a link carries half; (p-1) n/p gamma.
+    Serves: any number of ranks.
+    Paper: Jain and Sabharwal, Optimal bucket algorithms for large MPI collectives on torus interconnects, 2010.
+    """
+    ways, lanes = (g, Group(g.ranks[::-1], g.me)), {}
+    for number, (way, half) in enumerate(zip(ways, span.split(2), strict=True)):
+        lanes[number] = lane(allreduce(way, half), half.split(g.size) if slots else (), slots or 1)
+    yield Phase(lanes)
 
 
 def reduce_scatter(g: Group, span: Span = WHOLE) -> Iterator[Round]:

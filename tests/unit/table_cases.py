@@ -14,8 +14,8 @@ from collectives.extents import Bound
 from collectives.plan import Table, Target, lower
 from collectives.plans import bound_of, holds
 from collectives.properties import smallest_part
+from collectives.reference import Number, Wrong, contribution
 from collectives.schedule import INPUT, OUTPUT
-from tests.unit.reference import Number, Wrong, contribution
 from tests.unit.table_interpreter import FIFO_LANES, FIFO_SLOTS, Machine
 from tests.unit.table_memory import Memory
 

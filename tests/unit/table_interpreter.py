@@ -14,8 +14,8 @@ from random import Random
 from typing import NamedTuple
 
 from collectives import layout as at
+from collectives.reference import Wrong, combine
 from collectives.schedule import SCRATCH
-from tests.unit.reference import Wrong, combine
 from tests.unit.table_memory import Memory, Owner, Parts, beside
 
 FIFO_LANES, FIFO_SLOTS, FIFO_DEPTH = 2, 4, 2

@@ -6,8 +6,9 @@ import pytest
 
 from collectives.algorithms import every, find
 from collectives.draw import text
+from collectives.proofs import shape
 from collectives.schedule import WHOLE, Group, collect, recv_reduce, send
-from collectives.verify import Fault, shape
+from collectives.verify import Fault
 
 RING = """\
 ring
@@ -42,7 +43,7 @@ def test_both_ends_of_a_message_are_in_one_row():
     assert lines[4].index("[all] > 0", 20) == lines[2].index("rank 2")
 
 
-@pytest.mark.parametrize("p", [1, 2, 5, 16])
+@pytest.mark.parametrize("p", [1, 2, 6, 16])
 @pytest.mark.parametrize("algorithm", every(), ids=lambda a: f"{a.collective}-{a.name}")
 def test_draws_every_message_twice(algorithm, p):
     nodes = [list(range(i, min(i + 4, p))) for i in range(0, p, 4)] if algorithm.needs_nodes else None

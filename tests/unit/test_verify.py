@@ -7,6 +7,9 @@ import pytest
 from collectives import rendezvous
 from collectives.algorithms import Algorithm, every, find, registry
 from collectives.contract import contract
+from collectives.draw import exchange
+from collectives.proofs import prove, shape
+from collectives.reference import Wrong, check
 from collectives.schedule import (
     DATA,
     INPUT,
@@ -24,8 +27,7 @@ from collectives.schedule import (
     recv_reduce,
     send,
 )
-from collectives.verify import Fault, prove, shape, verify
-from tests.unit.reference import Wrong, check
+from collectives.verify import Fault, verify
 
 LOW, HIGH = WHOLE.split(2)
 
@@ -261,6 +263,7 @@ def test_rows_name_the_case():
         "params": {},
         "ok": True,
         "error": None,
+        "exchange": None,
         "rounds": 2,
         "bytes_sent": pytest.approx(2 / 3),
         "order": "fixed",
@@ -287,6 +290,20 @@ def test_a_fault_is_a_row(monkeypatch):
     (row,) = prove(ranks=[2, 3])
     assert (row["ok"], row["rounds"], row["hash"]) == (False, None, None)
     assert "lacks contributions" in row["error"]
+    assert row["exchange"] == "rank 0, lane 0, round 0\ndata [0] > 1\ndata [0] + 1"
+
+
+def test_a_fault_draws_the_exchange_that_it_is_about():
+    with pytest.raises(Fault, match="not the same span") as caught:
+        verify(schedules(2, lambda g: [swap(g, WHOLE.split(2)[g.rank])]), contract("allreduce", 2))
+    assert exchange(caught.value).splitlines() == [
+        "rank 0, lane 0, round 0  rank 1, lane 0, round 0",
+        "data [0] > 1   <--       data [1] > 0",
+        "data [0] + 1             data [1] + 0   <--",
+    ]
+    with pytest.raises(Fault, match="deadlock") as caught:
+        verify(schedules(2, lambda g: [[step] for step in swap(g)]), contract("allreduce", 2))
+    assert exchange(caught.value).count("<--") == 4
 
 
 def test_prove_refuses_names_that_are_not_there():

@@ -1,14 +1,18 @@
 """Prove that schedules keep their contract, for numbers of ranks and shapes of nodes. Needs no MPI and no ranks."""
 
 import argparse
+import os
+from collections import Counter
 from itertools import groupby
 from operator import itemgetter
+from textwrap import indent
 from typing import Any
 
 from collectives import contract
-from collectives.verify import prove
+from collectives.mutants import mutants
+from collectives.proofs import SHAPES, prove
 from tuner import units
-from tuner.commands.common import UsageError, add_json, note, print_json, value
+from tuner.commands.common import UsageError, add_json, note, positive, print_json, value
 from tuner.space import candidate
 
 ALWAYS = ("collective", "algorithm", "ranks", "nodes", "ok", "rounds", "bytes_sent", "order", "params", "hash")
@@ -18,19 +22,29 @@ LABEL = 84  # characters of an algorithm with its parameters
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=value(units.parse_counts), default="1-17", metavar="LIST", help="1-17, 2,4,8")
     parser.add_argument(
-        "--nodes", type=value(units.parse_shapes), default="2x2,2x3,3x4,3+1", metavar="SHAPES",
-        help="of several nodes: 2x3 is 2 nodes of 3 ranks, 3+1 a node of 3 and one of 1 (default: %(default)s)",
+        "--nodes", type=value(units.parse_shapes), metavar="SHAPES",
+        help="of several nodes: 2x3 is 2 nodes of 3 ranks, 3+1 a node of 3 and one of 1 (default: twenty shapes)",
     )  # fmt: skip
     parser.add_argument("--collective", choices=contract.COLLECTIVES, help="one of %(choices)s (default: all)")
     parser.add_argument("--algorithms", metavar="A,B", help="names of algorithms (default: all)")
+    parser.add_argument("--jobs", type=value(positive), metavar="N", help="processes (default: one a processor)")
+    parser.add_argument(
+        "--mutants", type=value(positive), metavar="N",
+        help="prove the verifier instead: N schedules with one edit, each of which it must refuse, unless it is right",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, help="of the mutants (default: %(default)s)")
     add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.mutants:
+        return run_mutants(args)
     wanted = args.algorithms.split(",") if args.algorithms else None
+    jobs = args.jobs or len(os.sched_getaffinity(0))
     try:
-        proofs = prove(args.collective, args.ranks, args.nodes, wanted and [name.strip() for name in wanted])
+        names = wanted and [name.strip() for name in wanted]
+        proofs = prove(args.collective, args.ranks, args.nodes or SHAPES, names, jobs)
         rows = []
         for (collective, _), group in groupby(map(readable, proofs), key=itemgetter("collective", "algorithm")):
             mine = list(group)
@@ -49,6 +63,25 @@ def run(args: argparse.Namespace) -> int:
     return 1 if wrong or not rows else 0
 
 
+def run_mutants(args: argparse.Namespace) -> int:
+    found = list(mutants(args.mutants, args.seed))
+    missed = [m for m in found if m.wrong]
+    counts = [(ends, kind, Counter(m.outcome for m in found if (m.ends, m.kind) == (ends, kind)))
+              for ends, kind in sorted({(m.ends, m.kind) for m in found})]  # fmt: skip
+    if args.json:
+        each = [{"ends": ends, "kind": kind, **outcomes} for ends, kind, outcomes in counts]
+        print_json({"ok": not missed, "mutants": len(found), "rows": each, "missed": [m._asdict() for m in missed]})
+        return 1 if missed else 0
+    print("edit       ends   refused   right all the same   missed")
+    for ends, kind, outcomes in counts:
+        print(f"{kind:10} {ends:4} {outcomes['refused']:9} {outcomes['right']:20} {outcomes['missed']:8}")
+    for m in missed:
+        print(f"    {m.algorithm}, {m.kind} at {m.ends} ends: {m.wrong}")
+    print(f"{len(found) - len(missed)} of {len(found)} mutants of {len({m.algorithm for m in found})} algorithms "
+          f"are refused, or compute the right thing")  # fmt: skip
+    return 1 if missed else 0
+
+
 def readable(row: dict[str, Any]) -> dict[str, Any]:
     """A proof with the shape of its nodes, and its algorithm with parameters, as people write them."""
     sizes = [len(node) for node in row["nodes"]] if row["nodes"] else [row["ranks"]]
@@ -59,7 +92,7 @@ def readable(row: dict[str, Any]) -> dict[str, Any]:
 def public(row: dict[str, Any]) -> dict[str, Any]:
     """What is printed as JSON; `root` where the collective has one, `error` where there is one."""
     return {name: row[name] for name in ALWAYS} | {
-        name: row[name] for name in ("root", "error") if row[name] is not None
+        name: row[name] for name in ("root", "error", "exchange") if row[name] is not None
     }
 
 
@@ -70,3 +103,5 @@ def show(label: str, rows: list[dict[str, Any]]) -> None:
     print(f"{label:{LABEL}} {state:5} {len(rows):3} proofs, at most {most:3} rounds  {fixed}".rstrip(), flush=True)
     for row in wrong:
         print(f"    {row['ranks']} ranks on {row['nodes']}: {row['error']}", flush=True)
+        if row["exchange"]:
+            print(indent(row["exchange"], " " * 8), flush=True)

@@ -31,7 +31,8 @@ def edited(schedules: Sequence[Schedule], edits: Mapping[At, Any]) -> list[Sched
 
     def relane(at: At, old: Lane) -> Lane:
         rounds = [[t for k, s in enumerate(r) for t in edits.get((*at, i, k), [s])] for i, r in enumerate(old.rounds)]
-        return edits.get(at, old)._replace(rounds=tuple(tuple(steps) for steps in rounds if steps))
+        here: Lane = edits.get(at, old)
+        return here._replace(rounds=tuple(tuple(steps) for steps in rounds if steps))
 
     def rephase(at: At, phase: Phase) -> Phase:
         return Phase({i: relane((*at, i), lane) for i, lane in phase.lanes.items()})
