@@ -28,6 +28,7 @@ class Costs(NamedTuple):
 
     alpha: float
     gap: float
+    start: float
     gamma: float
     per_byte: tuple[float, ...]
     eager: float
@@ -106,20 +107,19 @@ class Fabric:
             return "torus link"
         return f"up-link of level {max(i for i, first in enumerate(self._switches) if resource >= first)}"
 
-    # ------------------------------------------------------------ costs
-    def costs(self, nbytes: int) -> dict[str, Costs]:
-        """Of each class of links, in a collective on so many bytes."""
-        network = self.network
-        shared = network.interface.beta_us_per_MiB / MIB if network.interface else 0.0
-        grid = network.torus.beta_us_per_MiB / MIB if network.torus else 0.0
-        levels = [shared * level.oversubscription / level.nodes for level in network.levels]
-        found = {}
-        for name in (self.inside, MPI) if network.nodes > 1 else (self.inside,):
-            link = network.link(name, nbytes)
-            kinds = (link.beta_us_per_MiB / MIB, shared, grid, *levels)
-            eager = math.inf if link.eager_bytes is None else link.eager_bytes
-            found[name] = Costs(link.alpha_us, link.gap_us, link.gamma_us_per_MiB / MIB, kinds, eager)
-        return found
+
+def costs_of(network: Network, inside: str, nbytes: int) -> dict[str, Costs]:
+    """Of the classes of links within nodes and between them, in a collective on so many bytes."""
+    shared = network.interface.beta_us_per_MiB / MIB if network.interface else 0.0
+    grid = network.torus.beta_us_per_MiB / MIB if network.torus else 0.0
+    levels = [shared * level.oversubscription / level.nodes for level in network.levels]
+    found = {}
+    for name in (inside, MPI) if network.nodes > 1 else (inside,):
+        link = network.link(name, nbytes)
+        kinds = (link.beta_us_per_MiB / MIB, shared, grid, *levels)
+        eager = math.inf if link.eager_bytes is None else link.eager_bytes
+        found[name] = Costs(link.alpha_us, link.gap_us, link.start_us, link.gamma_us_per_MiB / MIB, kinds, eager)
+    return found
 
 
 def alike(network: Network) -> int | None:

@@ -62,8 +62,8 @@ class LinkCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Measured cost of a class of links, microseconds: a message of n MiB takes alpha + n beta, folding it n gamma.
 
     Of several of one class, the first whose up_to_bytes the whole collective's message does not pass counts. gap_us:
-    between a rank's messages. half_duplex: a rank's sends and receives share one port, its processor. error: how far,
-    as a factor above 1, times that were measured lie from the model's (95 % of them).
+    between a rank's messages. start_us: of a call, once. half_duplex: a rank's sends and receives share one port, its
+    processor. error: how far, as a factor above 1, times that were measured lie from the model's (95 % of them).
     """
 
     class_: Name = msgspec.field(name="class")
@@ -71,6 +71,7 @@ class LinkCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     beta_us_per_MiB: Amount  # noqa: N815 - the file's own spelling of the unit
     gamma_us_per_MiB: Amount  # noqa: N815
     gap_us: Amount = 0.0
+    start_us: Amount = 0.0
     eager_bytes: Count | None = None  # longer messages wait for their receiver; None: none does
     half_duplex: bool = False
     up_to_bytes: Count | None = None
