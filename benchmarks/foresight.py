@@ -2,7 +2,7 @@
 
     python -m benchmarks.foresight -n 2 [--sizes 8:16M] [--seconds 60] [--json FILE] [--from FILE]
 
-Every candidate that the tuner might try is timed at every size, interleaved, as `treering tune` does. Costs of links are
+Candidates that the tuner might try are timed at every size, interleaved, as `treering tune` does. Costs of links are
 fitted to every second size; what is said of the others is foreseen. Errors are of the predicted time over the measured
 one; the regret is how much longer the algorithm that is foreseen as the fastest takes than the one that was.
 """
@@ -19,6 +19,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import msgspec
 from mpi4py import MPI
 
 import collectives
@@ -77,22 +78,23 @@ def compare(nodes: Sequence[Sequence[int]], timings: Sequence[Timing]) -> dict[s
     fitted = set(sizes[::2])
     links = fit(nodes, [each for each in timings if each.nbytes in fitted])
     foresight = Foresight(of_links(links, nodes))
-    errors, regrets = defaultdict[tuple[str, bool], list[float]](list), []
+    errors, regrets, good = defaultdict[tuple[str, bool], list[float]](list), [], list[bool]()
     for nbytes in sizes:
         same = [each for each in timings if each.nbytes == nbytes]
         said = {each: foresight.predict(each.collective, each.algorithm, nbytes, **each.params).us for each in same}
         for each in same:
             errors[each.algorithm, nbytes in fitted].append(said[each] / each.us - 1)
         chosen, best = min(same, key=said.__getitem__), min(same, key=lambda each: each.us)
+        regret = round(chosen.us / best.us - 1, 3)
+        good.append(regret <= GOAL_REGRET)
         regrets.append({
-            "bytes": nbytes, "fitted": nbytes in fitted, "foreseen": name(chosen), "foreseen_us": round(said[chosen], 2),
-            "measured_us": round(chosen.us, 2), "best": name(best), "best_us": round(best.us, 2),
-            "regret": round(chosen.us / best.us - 1, 3),
+            "bytes": nbytes, "fitted": nbytes in fitted, "foreseen": name(chosen), "regret": regret,
+            "foreseen_us": round(said[chosen], 2), "measured_us": round(chosen.us, 2),
+            "best": name(best), "best_us": round(best.us, 2),
         })  # fmt: skip
     held = [abs(e) for (_, known), found in errors.items() if not known for e in found]
-    good = [each["regret"] <= GOAL_REGRET for each in regrets]
     return {
-        "links": [collectives_link(link) for link in links],
+        "links": msgspec.to_builtins(links),
         "median_error": round(statistics.median(held), 3),
         "within_regret": round(sum(good) / len(good), 3),
         "errors": {
@@ -107,20 +109,14 @@ def name(each: Timing) -> str:
     return str(candidate(each.algorithm, each.params))
 
 
-def collectives_link(link: Any) -> Any:
-    import msgspec
-
-    return msgspec.to_builtins(link)
-
-
 def show(found: dict[str, Any]) -> None:
     for row in found["sizes"]:
         print(f"{units.size(row['bytes']):>10}{' ' if row['fitted'] else '*'} {row['foreseen']:48}"
               f"{units.time(row['foreseen_us']):>9} {units.time(row['measured_us']):>9}  best {row['best']:48}"
               f"{units.time(row['best_us']):>9} {row['regret']:>+7.1%}")  # fmt: skip
     print(", ".join(f"{algorithm} {error:.0%}" for algorithm, error in found["errors"].items()))
-    print(f"median error at sizes that were not fitted (*): {found['median_error']:.1%} (goal: {GOAL_ERROR:.0%}); "
-          f"regret of at most {GOAL_REGRET:.0%} at {found['within_regret']:.0%} of sizes (goal: {GOAL_SHARE:.0%})")  # fmt: skip
+    print(f"median error at sizes that were not fitted (*): {found['median_error']:.1%} (goal: {GOAL_ERROR:.0%})")
+    print(f"regret of at most {GOAL_REGRET:.0%} at {found['within_regret']:.0%} of sizes (goal: {GOAL_SHARE:.0%})")
 
 
 def main() -> int:

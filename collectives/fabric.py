@@ -16,7 +16,7 @@ PROCESSOR, OUT, IN = range(3)  # of a rank, in the order of their numbers
 
 
 class Route(NamedTuple):
-    """`link` is the class of the link, `hops` (resource, kind) in order; `alpha_us` what the way adds to the class's."""
+    """`link` is the class of links, `hops` are (resource, kind) in order; `alpha_us` is what the way adds."""
 
     link: str
     alpha_us: float
@@ -37,8 +37,8 @@ class Costs(NamedTuple):
 class Fabric:
     """Ways through a network whose ranks are numbered node by node.
 
-    `image` gives a node that stands for each node, and ranks of the same place in it stand for each other; by default
-    everyone stands for itself. `kernel`: the class of links within a node, where it is not the ordinary one.
+    `kernel`: the class of links within a node, where it is not the ordinary one. `block`: how many nodes are simulated,
+    from the first on; a node after these has its image in them, and so have its ranks. None: all.
     """
 
     def __init__(self, network: Network, kernel: str | None = None, block: int | None = None):
@@ -73,8 +73,9 @@ class Fabric:
         for i in crossed:
             alpha += self.network.levels[i].alpha_us
             hops.append((self._switches[i] + 2 * (a // self.network.levels[i].nodes), LEVEL + i))
-        for i in reversed(crossed):
-            hops.append((self._switches[i] + 2 * (image // self.network.levels[i].nodes) + 1, LEVEL + i))
+        hops += [
+            (self._switches[i] + 2 * (image // self.network.levels[i].nodes) + 1, LEVEL + i) for i in reversed(crossed)
+        ]
         if self.network.torus:
             along = self._torus(a, b)
             alpha += len(along) * self.network.torus.alpha_us

@@ -72,7 +72,7 @@ class Foresight:
         return Foreseen(algorithm, params, done.us, low, high, done.busy, done.messages, moving.traffic.symmetric)
 
     def moving(self, collective: str, algorithm: str, root: int, params: Mapping[str, Any]) -> "Moving":
-        """What can be simulated of an algorithm; its traffic depends on whether there are segments, not their length."""
+        """What can be simulated of an algorithm. Its traffic depends on whether there are segments, not on how long."""
         full = find(collective, algorithm).check(**params)
         segment_bytes, piece = full.get(SEGMENT_BYTES.name), full.pop(KERNEL_BYTES, None)
         kernel = KERNELS.get(algorithm) if self.network.nodes == 1 and not segment_bytes else None
@@ -92,7 +92,9 @@ class Foresight:
             self.network, lambda rank: emit(ranks, rank, nodes=nodes, root=root, **settings), kernel, self.memory
         )
 
-    def ranked(self, collective: str, nbytes: int, candidates: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Foreseen]:
+    def ranked(
+        self, collective: str, nbytes: int, candidates: Iterable[tuple[str, Mapping[str, Any]]]
+    ) -> list[Foreseen]:
         """Candidates, as (algorithm, parameters), the fastest first; of equally fast ones the first."""
         found = [self.predict(collective, name, nbytes, **params) for name, params in candidates]
         return sorted(found, key=lambda each: each.us)

@@ -2,8 +2,8 @@
 
 A message's head leaves its rank's port, and alpha later enters what lies on its way, one after the other, without
 waiting for its tail. Each resource serves messages in the order in which they come, and is busy with one for its bytes
-and, at a port, a gap. What a rank sends in one round goes out together, in equal shares, to the next ranks first. A received operand is folded
-when it is there, by the rank's processor.
+and, at a port, a gap. What a rank sends in one round goes out together, in equal shares, to the next ranks first. A
+received operand is folded when it is there, by the rank's processor.
 
 Rounds, lanes, phases and slots are those of schedule.py: a round starts when the one before it is done at this rank; a
 slot runs its segments in sequence; a phase starts when all lanes of the one before it are done.
@@ -180,11 +180,11 @@ class _Run:
         for port, messages in leaving.items():
             flow.ready = max(flow.ready, self._leave(now, port, messages))
         for channel, size, link in post.receives:
-            to, messages = (flow, size * scale * self.costs[link].gamma), self.sent.get(channel + slot)
-            if not messages:
+            to, there = (flow, size * scale * self.costs[link].gamma), self.sent.get(channel + slot)
+            if not there:
                 self.awaited[channel + slot].append(to)
                 continue
-            message = messages.pop(0)
+            message = there.pop(0)
             message.to = to
             if message.at is not None:
                 self._arrived(now, message.at, to)

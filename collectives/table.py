@@ -80,6 +80,10 @@ class LinkCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     gamma_bounds: Bounds | None = None
     error: Annotated[float, msgspec.Meta(ge=1)] | None = None
 
+    @property
+    def costs(self) -> tuple[float, ...]:
+        return self.alpha_us, self.beta_us_per_MiB, self.gamma_us_per_MiB, self.gap_us, self.start_us
+
 
 class RunnerUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     algorithm: Name
@@ -185,7 +189,9 @@ class Table(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True)
             for rule in self.rules
         ]
         advised = sorted((each.signature, each.best, each.measured) for each in self.ddp)
-        text = msgspec.json.encode([self.topology.fingerprint, decides, *([advised] if advised else [])])
+        costs = [(each.class_, each.up_to_bytes, *each.costs) for each in self.links]
+        more = [part for part in (advised, costs) if part]
+        text = msgspec.json.encode([self.topology.fingerprint, decides, *more])
         return hashlib.sha256(text).hexdigest()[:16]
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -34,7 +34,7 @@ class Post(NamedTuple):
 
 
 class Course(NamedTuple):
-    """A lane of one rank. `cell`: the longest cell of a pipeline, which segments are cut from; 0 where there is none."""
+    """A lane of one rank. `cell`: the longest cell of a pipeline, which is cut into segments; 0 where there is none."""
 
     lane: int
     posts: tuple[Post, ...]
@@ -76,7 +76,9 @@ def traffic(network: Network, emit: Emit, kernel: str | None, memory: int) -> Tr
 
 
 def _fits(emit: Emit, sample: Sequence[int], ranks: int, memory: int, network: Network) -> None:
-    steps = [sum(len(r) for p in emit(rank).phases for lane in p.lanes.values() for r in lane.rounds) for rank in sample]
+    steps = [
+        sum(len(r) for p in emit(rank).phases for lane in p.lanes.values() for r in lane.rounds) for rank in sample
+    ]
     need = sum(steps) / len(steps) * ranks * STEP_BYTES
     if need > memory:
         raise UnsupportedError(
@@ -122,9 +124,7 @@ def _looks(schedule: Schedule, fabric: Fabric, number: int, apart: Apart) -> lis
         rounds = tuple(frozenset(Counter(map(seen, steps)).items()) for steps in lane.rounds)
         return lane.slots, rounds
 
-    return [
-        hash(tuple((number, lane_seen(lane)) for number, lane in phase.lanes.items())) for phase in schedule.phases
-    ]
+    return [hash(tuple((number, lane_seen(lane)) for number, lane in phase.lanes.items())) for phase in schedule.phases]
 
 
 @lru_cache(1 << 16)
@@ -143,9 +143,7 @@ def _matches(whole: Traffic) -> bool:
     return not any(sent.values())
 
 
-def _course_of(
-    whole: Traffic, schedule: Schedule, rank: int, count: int, apart: Apart | None
-) -> list[list[Course]]:
+def _course_of(whole: Traffic, schedule: Schedule, rank: int, count: int, apart: Apart | None) -> list[list[Course]]:
     fabric = whole.fabric
     each = fabric.first[fabric.block]
 

@@ -18,6 +18,7 @@ COMMANDS = {
     "show": "show a tuning table to a person",
     "explain": "say which algorithm would run, and why",
     "verify": "prove the schedules of the algorithms, without MPI",
+    "simulate": "predict times for a topology that you do not have",
     "draw": "draw an algorithm's schedule",
     "doctor": "say what this machine and this launch offer, what is wrong, and the mend",
 }

@@ -1,9 +1,9 @@
 """Costs of links from measured times: alpha, beta, gamma and gap of each class, such that the simulator meets them.
 
 A simulated time is piecewise linear in the costs and grows with all of them alike, so it is the sum of the costs times
-its derivatives by them. Those are taken at the costs found so far, costs of least relative error are found for them, and
-that is repeated. Memory that caches hold is faster than memory that they do not, so a class may have several ranges of
-sizes, with costs of their own: as many as lessen the error by more than they are worth.
+its derivatives by them. Those are taken at the costs found so far, costs of least relative error are found for them,
+and that is repeated. Memory that caches hold is faster than memory that they do not, so a class may have several ranges
+of sizes, with costs of their own: as many as lessen the error by more than they are worth.
 """
 
 import math
@@ -31,8 +31,8 @@ LEAST = 1e-2  # of a cost that is changed so
 RANGES = 4  # of sizes, at most
 FEWEST = 3  # sizes of a range
 PRICE = 0.1  # of a range: what the mean relative errors of all sizes must lose in sum
-MOST = 300  # times that are fitted to: each is simulated several times
-RESAMPLES = 100
+MOST = 160  # times that are fitted to: each is simulated several times
+RESAMPLES = 60
 REWEIGHTS, SWEEPS = 6, 40
 SMALL = 0.03  # a relative error below this counts by its square, above by itself
 
@@ -154,7 +154,7 @@ def thinned(timings: Sequence[Timing]) -> list[Timing]:
     groups: dict[tuple[str, str, int], list[Timing]] = defaultdict(list)
     for each in timings:
         groups[each.collective, each.algorithm, each.nbytes].append(each)
-    kept = []
+    kept = list[Timing]()
     for same in groups.values():
         by_time = sorted(same, key=lambda each: each.us)
         plain = min(same, key=lambda each: len(each.params))
@@ -163,7 +163,7 @@ def thinned(timings: Sequence[Timing]) -> list[Timing]:
 
 
 def ranges(rows: Mapping[str, Sequence[Row]]) -> list[tuple[int, int]]:
-    """First and last size of each range, the same for all classes, given by name: of least error, at a price for each."""
+    """First and last size of each range, the same for all classes: of least error, at a price for each range."""
     sizes = sorted({row.nbytes for mine in rows.values() for row in mine})
 
     def error(first: int, end: int) -> float:
