@@ -16,7 +16,7 @@ PROCESSOR, OUT, IN = range(3)  # of a rank, in the order of their numbers
 
 
 class Route(NamedTuple):
-    """`link` is the class of the link, `hops` (resource, kind) in order; `alpha_us` what the way adds to the class's."""
+    """`link` is the class of links, `hops` are (resource, kind) in order; `alpha_us` is what the way adds."""
 
     link: str
     alpha_us: float
@@ -28,6 +28,7 @@ class Costs(NamedTuple):
 
     alpha: float
     gap: float
+    start: float
     gamma: float
     per_byte: tuple[float, ...]
     eager: float
@@ -36,8 +37,8 @@ class Costs(NamedTuple):
 class Fabric:
     """Ways through a network whose ranks are numbered node by node.
 
-    `image` gives a node that stands for each node, and ranks of the same place in it stand for each other; by default
-    everyone stands for itself. `kernel`: the class of links within a node, where it is not the ordinary one.
+    `kernel`: the class of links within a node, where it is not the ordinary one. `block`: how many nodes are simulated,
+    from the first on; a node after these has its image in them, and so have its ranks. None: all.
     """
 
     def __init__(self, network: Network, kernel: str | None = None, block: int | None = None):
@@ -72,8 +73,9 @@ class Fabric:
         for i in crossed:
             alpha += self.network.levels[i].alpha_us
             hops.append((self._switches[i] + 2 * (a // self.network.levels[i].nodes), LEVEL + i))
-        for i in reversed(crossed):
-            hops.append((self._switches[i] + 2 * (image // self.network.levels[i].nodes) + 1, LEVEL + i))
+        hops += [
+            (self._switches[i] + 2 * (image // self.network.levels[i].nodes) + 1, LEVEL + i) for i in reversed(crossed)
+        ]
         if self.network.torus:
             along = self._torus(a, b)
             alpha += len(along) * self.network.torus.alpha_us
@@ -106,20 +108,19 @@ class Fabric:
             return "torus link"
         return f"up-link of level {max(i for i, first in enumerate(self._switches) if resource >= first)}"
 
-    # ------------------------------------------------------------ costs
-    def costs(self, nbytes: int) -> dict[str, Costs]:
-        """Of each class of links, in a collective on so many bytes."""
-        network = self.network
-        shared = network.interface.beta_us_per_MiB / MIB if network.interface else 0.0
-        grid = network.torus.beta_us_per_MiB / MIB if network.torus else 0.0
-        levels = [shared * level.oversubscription / level.nodes for level in network.levels]
-        found = {}
-        for name in (self.inside, MPI) if network.nodes > 1 else (self.inside,):
-            link = network.link(name, nbytes)
-            kinds = (link.beta_us_per_MiB / MIB, shared, grid, *levels)
-            eager = math.inf if link.eager_bytes is None else link.eager_bytes
-            found[name] = Costs(link.alpha_us, link.gap_us, link.gamma_us_per_MiB / MIB, kinds, eager)
-        return found
+
+def costs_of(network: Network, inside: str, nbytes: int) -> dict[str, Costs]:
+    """Of the classes of links within nodes and between them, in a collective on so many bytes."""
+    shared = network.interface.beta_us_per_MiB / MIB if network.interface else 0.0
+    grid = network.torus.beta_us_per_MiB / MIB if network.torus else 0.0
+    levels = [shared * level.oversubscription / level.nodes for level in network.levels]
+    found = {}
+    for name in (inside, MPI) if network.nodes > 1 else (inside,):
+        link = network.link(name, nbytes)
+        kinds = (link.beta_us_per_MiB / MIB, shared, grid, *levels)
+        eager = math.inf if link.eager_bytes is None else link.eager_bytes
+        found[name] = Costs(link.alpha_us, link.gap_us, link.start_us, link.gamma_us_per_MiB / MIB, kinds, eager)
+    return found
 
 
 def alike(network: Network) -> int | None:

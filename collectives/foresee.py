@@ -5,9 +5,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from collectives.algorithms import KERNEL_BYTES, SEGMENT_BYTES, find
-from collectives.network import MPI, SHARED_MEMORY, Network
-from collectives.simulate import simulate
+from collectives.algorithms import KERNEL_BYTES, SEGMENT_BYTES, SLOTS, find
+from collectives.fabric import Costs
+from collectives.network import MPI, Network
+from collectives.simulate import Simulated, simulate
 from collectives.traffic import Traffic, traffic
 
 KERNELS = {"one_shot": "one-shot", "two_shot": "staged", "direct": "staged", "single_copy": "single-copy"}
@@ -18,8 +19,8 @@ KERNELS = {"one_shot": "one-shot", "two_shot": "staged", "direct": "staged", "si
 class Foreseen:
     """Microseconds, with the interval in which 95 % of measured times would lie where the network's links know that.
 
-    busy: the share of the time for which the busiest resource of each kind works. alike: whether one block of nodes was
-    simulated for all.
+    busy: the share of the time for which the busiest resource of each kind works. messages: how many were simulated.
+    alike: whether one block of nodes stood for all.
     """
 
     algorithm: str
@@ -28,7 +29,26 @@ class Foreseen:
     low_us: float | None
     high_us: float | None
     busy: Mapping[str, float]
+    messages: int
     alike: bool
+
+
+@dataclass(frozen=True)
+class Moving:
+    """An algorithm's traffic, and what it is cut into."""
+
+    traffic: Traffic
+    segment_bytes: int | None
+    piece_bytes: int | None
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The classes of links that are there."""
+        network, inside = self.traffic.fabric.network, self.traffic.fabric.inside
+        return (inside,) * (max(network.sizes) > 1) + (MPI,) * (network.nodes > 1)
+
+    def simulate(self, nbytes: int, costs: dict[str, Costs] | None = None) -> Simulated:
+        return simulate(self.traffic, nbytes, self.segment_bytes, self.piece_bytes, costs)
 
 
 class Foresight:
@@ -44,36 +64,33 @@ class Foresight:
 
     def predict(self, collective: str, algorithm: str, nbytes: int, *, root: int = 0, **params: Any) -> Foreseen:
         """ValueError where the algorithm cannot serve, UnsupportedError where simulating it takes too much memory."""
-        found = find(collective, algorithm)
-        full = found.check(**params)
-        segment_bytes, piece = full.get(SEGMENT_BYTES.name), full.get(KERNEL_BYTES)
-        kernel = KERNELS.get(algorithm) if self.network.nodes == 1 and not segment_bytes else None
-        moving = self._of(collective, algorithm, root, full, kernel)
-        done = simulate(moving, nbytes, segment_bytes, piece if kernel else None)
-        inside = self.network.link(kernel or SHARED_MEMORY, nbytes)
-        used = [inside] * (max(self.network.sizes) > 1) + [self.network.link(MPI, nbytes)] * (self.network.nodes > 1)
-        errors = [link.error for link in used if link.error is not None]
-        error = max(errors) if errors else None
+        moving = self.moving(collective, algorithm, root, params)
+        done = moving.simulate(nbytes)
+        used = [self.network.link(name, nbytes) for name in moving.classes]
+        error = max((link.error for link in used if link.error is not None), default=None)
         low, high = (done.us / error, done.us * error) if error else (None, None)
-        return Foreseen(algorithm, params, done.us, low, high, done.busy, moving.symmetric)
+        return Foreseen(algorithm, params, done.us, low, high, done.busy, done.messages, moving.traffic.symmetric)
 
-    def _of(self, collective: str, algorithm: str, root: int, full: Mapping[str, Any], kernel: str | None) -> Traffic:
-        """The traffic, which depends on whether there are segments, not on how long they are."""
-        settings = {name: value for name, value in full.items() if name != KERNEL_BYTES}
-        if settings.get(SEGMENT_BYTES.name) is None:
-            settings.pop("slots", None)
-        else:
-            settings[SEGMENT_BYTES.name] = 1
+    def moving(self, collective: str, algorithm: str, root: int, params: Mapping[str, Any]) -> "Moving":
+        """What can be simulated of an algorithm. Its traffic depends on whether there are segments, not on how long."""
+        full = find(collective, algorithm).check(**params)
+        segment_bytes, piece = full.get(SEGMENT_BYTES.name), full.pop(KERNEL_BYTES, None)
+        kernel = KERNELS.get(algorithm) if self.network.nodes == 1 and not segment_bytes else None
+        if segment_bytes is None:
+            full.pop(SLOTS.name, None)
+        settings = {name: 1 if name == SEGMENT_BYTES.name and value else value for name, value in full.items()}
         key = collective, algorithm, root, kernel, tuple(sorted(settings.items()))
         if key not in self._traffic:
-            emit, ranks = find(collective, algorithm).schedule, range(self.network.ranks)
-            self._traffic[key] = traffic(
-                self.network,
-                lambda rank: emit(ranks, rank, nodes=self._placed, root=root, **settings),
-                kernel,
-                self.memory,
-            )
-        return self._traffic[key]
+            self._traffic[key] = self._of(collective, algorithm, root, settings, kernel)
+        return Moving(self._traffic[key], segment_bytes, piece if kernel else None)
+
+    def _of(
+        self, collective: str, algorithm: str, root: int, settings: Mapping[str, Any], kernel: str | None
+    ) -> Traffic:
+        emit, ranks, nodes = find(collective, algorithm).schedule, range(self.network.ranks), self._placed
+        return traffic(
+            self.network, lambda rank: emit(ranks, rank, nodes=nodes, root=root, **settings), kernel, self.memory
+        )
 
     def ranked(
         self, collective: str, nbytes: int, candidates: Iterable[tuple[str, Mapping[str, Any]]]

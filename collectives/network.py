@@ -151,8 +151,15 @@ TYPICAL = Network(
     nodes=1,
     ranks_per_node=1,
     links=[
-        LinkCost(class_=SHARED_MEMORY, alpha_us=1.0, beta_us_per_MiB=100.0, gamma_us_per_MiB=50.0, half_duplex=True),
-        LinkCost(class_=MPI, alpha_us=3.0, beta_us_per_MiB=84.0, gamma_us_per_MiB=50.0),
+        LinkCost(
+            class_=SHARED_MEMORY,
+            alpha_us=1.0,
+            beta_us_per_MiB=100.0,
+            gamma_us_per_MiB=50.0,
+            gap_us=0.2,
+            half_duplex=True,
+        ),
+        LinkCost(class_=MPI, alpha_us=3.0, beta_us_per_MiB=84.0, gamma_us_per_MiB=50.0, gap_us=0.5),
     ],
     interface=Interface(beta_us_per_MiB=84.0),
 )  # a processor that copies 10 GB/s, and a network of 100 Gbit/s: where nothing was measured

@@ -2,8 +2,8 @@
 
 A message's head leaves its rank's port, and alpha later enters what lies on its way, one after the other, without
 waiting for its tail. Each resource serves messages in the order in which they come, and is busy with one for its bytes
-and, at a port, a gap. What a rank sends in one round goes out together, in equal shares, to the next ranks first. A received operand is folded
-when it is there, by the rank's processor.
+and, at a port, a gap. What a rank sends in one round goes out together, in equal shares, to the next ranks first. A
+received operand is folded when it is there, by the rank's processor.
 
 Rounds, lanes, phases and slots are those of schedule.py: a round starts when the one before it is done at this rank; a
 slot runs its segments in sequence; a phase starts when all lanes of the one before it are done.
@@ -17,7 +17,7 @@ from itertools import accumulate
 from math import ceil
 from typing import Any
 
-from collectives.fabric import PORT, PROCESSOR, Costs, Route
+from collectives.fabric import PORT, PROCESSOR, Costs, Route, costs_of
 from collectives.traffic import Course, Traffic
 
 LONG = 48  # segments from which a pipeline is taken to go on as it went before
@@ -75,22 +75,35 @@ class Message:
 
 
 def simulate(
-    traffic: Traffic, nbytes: int, segment_bytes: int | None = None, piece_bytes: int | None = None
+    traffic: Traffic,
+    nbytes: int,
+    segment_bytes: int | None = None,
+    piece_bytes: int | None = None,
+    costs: dict[str, Costs] | None = None,
 ) -> Simulated:
     """The time of a collective on a message of nbytes.
 
     segment_bytes: of a pipeline's segments, about. piece_bytes: what a node kernel cuts a message into, with a gap for
-    each piece. ValueError where the schedules hang.
+    each piece. costs: of links, instead of those of the traffic's network. ValueError where the schedules hang.
     """
-    return _Run(traffic, nbytes, segment_bytes, piece_bytes).result()
+    if costs is None:
+        costs = costs_of(traffic.fabric.network, traffic.fabric.inside, nbytes)
+    return _Run(traffic, nbytes, segment_bytes, piece_bytes, costs).result()
 
 
 class _Run:
     """One simulation. Events are (time, number, what to do, two arguments for that)."""
 
-    def __init__(self, traffic: Traffic, nbytes: int, segment_bytes: int | None, piece_bytes: int | None):
-        self.traffic, self.nbytes, self.segment_bytes, self.piece_bytes = traffic, nbytes, segment_bytes, piece_bytes
-        self.costs: dict[str, Costs] = traffic.fabric.costs(nbytes)
+    def __init__(
+        self,
+        traffic: Traffic,
+        nbytes: int,
+        segment_bytes: int | None,
+        piece_bytes: int | None,
+        costs: dict[str, Costs],
+    ):
+        self.traffic, self.nbytes, self.costs = traffic, nbytes, costs
+        self.segment_bytes, self.piece_bytes = segment_bytes, piece_bytes
         self.free = [0.0] * traffic.fabric.resources  # from when on a resource serves whoever comes
         self.work = [0.0] * traffic.fabric.resources
         self.events: list[tuple[float, int, Callable[..., None], Any, Any]] = []
@@ -113,6 +126,7 @@ class _Run:
         if stuck is not None:
             raise ValueError(f"the schedules hang: rank {stuck} waits for what nobody sends or takes")
         last, rest = max(self.done, default=0.0), dict[int, float]()
+        start = sum(cost.start for cost in self.costs.values())
         for (phase, _), track in self.tracks.items():
             rest[phase] = max(rest.get(phase, 0.0), track.rest)
         busy: dict[str, float] = {}
@@ -120,7 +134,7 @@ class _Run:
             if us:
                 kind = self.traffic.fabric.kind(resource)
                 busy[kind] = max(busy.get(kind, 0.0), us / last)
-        return Simulated(last + sum(rest.values()), busy, self.messages)
+        return Simulated(start + last + sum(rest.values()), busy, self.messages)
 
     def _at(self, time: float, act: Callable[..., None], first: Any, second: Any = None) -> None:
         self.number += 1
@@ -166,11 +180,11 @@ class _Run:
         for port, messages in leaving.items():
             flow.ready = max(flow.ready, self._leave(now, port, messages))
         for channel, size, link in post.receives:
-            to, messages = (flow, size * scale * self.costs[link].gamma), self.sent.get(channel + slot)
-            if not messages:
+            to, there = (flow, size * scale * self.costs[link].gamma), self.sent.get(channel + slot)
+            if not there:
                 self.awaited[channel + slot].append(to)
                 continue
-            message = messages.pop(0)
+            message = there.pop(0)
             message.to = to
             if message.at is not None:
                 self._arrived(now, message.at, to)

@@ -63,8 +63,8 @@ class LinkCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Measured cost of a class of links, microseconds: a message of n MiB takes alpha + n beta, folding it n gamma.
 
     Of several of one class, the first whose up_to_bytes the whole collective's message does not pass counts. gap_us:
-    between a rank's messages. half_duplex: a rank's sends and receives share one port, its processor. error: how far,
-    as a factor above 1, times that were measured lie from the model's (95 % of them).
+    between a rank's messages. start_us: of a call, once. half_duplex: a rank's sends and receives share one port, its
+    processor. error: how far, as a factor above 1, times that were measured lie from the model's (95 % of them).
     """
 
     class_: Name = msgspec.field(name="class")
@@ -72,6 +72,7 @@ class LinkCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     beta_us_per_MiB: Amount  # noqa: N815 - the file's own spelling of the unit
     gamma_us_per_MiB: Amount  # noqa: N815
     gap_us: Amount = 0.0
+    start_us: Amount = 0.0
     eager_bytes: Count | None = None  # longer messages wait for their receiver; None: none does
     half_duplex: bool = False
     up_to_bytes: Count | None = None
@@ -79,6 +80,10 @@ class LinkCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     beta_bounds: Bounds | None = None
     gamma_bounds: Bounds | None = None
     error: Annotated[float, msgspec.Meta(ge=1)] | None = None
+
+    @property
+    def costs(self) -> tuple[float, ...]:
+        return self.alpha_us, self.beta_us_per_MiB, self.gamma_us_per_MiB, self.gap_us, self.start_us
 
 
 class RunnerUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -186,7 +191,9 @@ class Table(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True)
             for rule in self.rules
         ]
         advised = sorted((each.signature, each.best, each.measured) for each in self.ddp)
-        text = msgspec.json.encode([self.topology.fingerprint, decides, *([advised] if advised else [])])
+        costs = [(each.class_, each.up_to_bytes, *each.costs) for each in self.links]
+        more = [part for part in (advised, costs) if part]
+        text = msgspec.json.encode([self.topology.fingerprint, decides, *more])
         return hashlib.sha256(text).hexdigest()[:16]
 
     def save(self, path: str | os.PathLike[str]) -> None:

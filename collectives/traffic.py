@@ -34,7 +34,7 @@ class Post(NamedTuple):
 
 
 class Course(NamedTuple):
-    """A lane of one rank. `cell`: the longest cell of a pipeline, which segments are cut from; 0 where there is none."""
+    """A lane of one rank. `cell`: the longest cell of a pipeline, which is cut into segments; 0 where there is none."""
 
     lane: int
     posts: tuple[Post, ...]

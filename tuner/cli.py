@@ -19,6 +19,7 @@ COMMANDS = {
     "explain": "say which algorithm would run, and why",
     "export": "turn a table for an MPI library's own collectives into that library's file of rules",
     "verify": "prove the schedules of the algorithms, without MPI",
+    "simulate": "predict times for a topology that you do not have",
     "draw": "draw an algorithm's schedule",
     "doctor": "say what this machine and this launch offer, what is wrong, and the mend",
 }

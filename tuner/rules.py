@@ -8,7 +8,7 @@ from typing import Any
 
 from collectives.advice import BucketAdvice
 from collectives.contract import REDUCING
-from collectives.table import ANY, DTYPE_CLASS, OP_CLASS, Place, Rule, RunnerUp, Table
+from collectives.table import ANY, DTYPE_CLASS, OP_CLASS, LinkCost, Place, Rule, RunnerUp, Table
 from tuner.search import Measured
 from tuner.space import BASELINE, Candidate
 
@@ -88,15 +88,19 @@ def table_of(
     rules: Sequence[Rule],
     earlier: Table | None,
     advice: BucketAdvice | None = None,
+    links: Sequence[LinkCost] = (),
 ) -> Table:
-    """A table of these rules and this advice, and of what an earlier one for the same topology has beside them."""
-    kept, advised = list[Rule](), [advice] if advice else []
+    """A table of these rules, advice and costs, and of what an earlier one for the same topology has beside them."""
+    kept, advised, costs = list[Rule](), [advice] if advice else [], list(links)
     if earlier is not None and earlier.topology.fingerprint == topology.fingerprint:
         new = {rule.key for rule in rules}
         kept = [rule for rule in earlier.rules if rule.key not in new]
         advised += [each for each in earlier.ddp if advice is None or each.signature != advice.signature]
         samples = samples or earlier.samples
+        costs += [each for each in earlier.links if each.class_ not in {link.class_ for link in links}]
     now = datetime.now(UTC).isoformat(timespec="seconds")
     place = place_of(topology)
     whole = [*kept, *rules]
-    return Table(treering=release, created=now, topology=place, samples=samples, rules=whole, ddp=advised).check()
+    return Table(
+        treering=release, created=now, topology=place, links=costs, samples=samples, rules=whole, ddp=advised
+    ).check()

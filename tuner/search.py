@@ -177,6 +177,7 @@ class Search:
     trials: int | None = None  # proposals measured at each size; None: as the budget allows
     allow_native: bool = False
     progress: Callable[[float, str], None] | None = None
+    first: Callable[[int], list[Candidate]] | None = None  # what to try first at a size
 
     def run(self, sizes: Sequence[Measured], studies: Sequence[Study]) -> str | None:
         """Fills in what is measured. Returns why it ended early: an interrupt, a failure; None if it did not."""
@@ -218,7 +219,8 @@ class Search:
         best: list[Candidate] = []
         for place, (size, study) in enumerate(zip(sizes, studies, strict=True)):
             share = Clock(max(0.0, until.left * weights[place] / sum(weights[place:])))
-            study.enqueue([size.default, *best, *study.space.simplest()])
+            first = self.first(size.nbytes) if self.first else []
+            study.enqueue([size.default, *best, *first, *study.space.simplest()])
             if len(study.possible) <= FEW:
                 study.enqueue(study.space.every())
             size.ratios |= study.known

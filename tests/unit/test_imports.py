@@ -22,6 +22,11 @@ STANDARD = {
     "verify",
     "draw",
 }  # the standard library, and one another
+SIMULATOR = ("collectives.fabric", "collectives.traffic", "collectives.simulate", "collectives.foresee")
+FORESEEN = {
+    *SIMULATOR,
+    *(f"collectives.{name}" for name in ("schedule", "algorithms", "network", "table", "errors")),
+}
 MAY = {
     "collectives.errors": set(),
     "collectives.schedule": set(),
@@ -35,6 +40,9 @@ MAY = {
         "collectives.rendezvous",
     },
     "collectives.draw": {"collectives.schedule", "collectives.rendezvous"},
+    "collectives.network": {"collectives.errors", "collectives.table", "collectives.advice"},
+    **dict.fromkeys(SIMULATOR, FORESEEN),
+    "collectives.forecast": {*FORESEEN, "collectives.selection"},
 }
 MUST_NOT = {
     "collectives": {"tuner", "integrations", "tests"},

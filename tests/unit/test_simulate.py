@@ -1,6 +1,7 @@
 """The simulator against closed forms, against itself without symmetry, and against contention counted by hand."""
 
 from math import ceil, log2
+from typing import Any
 
 import pytest
 
@@ -9,9 +10,10 @@ from collectives import traffic as traffics
 from collectives.algorithms import find
 from collectives.errors import UnsupportedError
 from collectives.foresee import Foresight
-from collectives.network import MIB, MPI, SHARED_MEMORY, Interface, Level, LinkCost, Network, Torus
+from collectives.network import MIB, MPI, SHARED_MEMORY, Interface, Level, Network, Torus
 from collectives.schedule import WHOLE, collect, recv, send
 from collectives.simulate import shares, simulate
+from collectives.table import LinkCost
 from collectives.traffic import traffic
 
 A, B, C = 3.0, 96.0, 32.0  # alpha us; beta and gamma, us per MiB; the message is a MiB
@@ -45,9 +47,9 @@ def flat(ranks, **more):
 @pytest.mark.parametrize("which", FORMS, ids="-".join)
 @pytest.mark.parametrize("ranks", [2, 4, 16])
 def test_exact_without_contention(which, ranks):
-    one_node = Foresight(flat(ranks)).predict(*which, MIB).us
+    one_node = Foresight(flat(ranks)).predict(which[0], which[1], MIB).us
     assert one_node == pytest.approx(FORMS[which](ranks), rel=1e-9)
-    many = Foresight(Network(nodes=ranks, ranks_per_node=1, links=LINKS)).predict(*which, MIB)
+    many = Foresight(Network(nodes=ranks, ranks_per_node=1, links=LINKS)).predict(which[0], which[1], MIB)
     assert many.us == pytest.approx(one_node, rel=1e-9)
 
 
@@ -66,7 +68,7 @@ TREE = [Level(nodes=2, oversubscription=4.0, alpha_us=1.0)]
 def test_one_block_of_nodes_stands_for_all(shape, levels, monkeypatch):
     links = [LINKS[0], LinkCost(class_=MPI, alpha_us=5.0, beta_us_per_MiB=70.0, gamma_us_per_MiB=C, gap_us=0.5)]
     network = Network(nodes=shape[0], ranks_per_node=shape[1], links=links, interface=SHARED, levels=levels)
-    settings = [
+    settings: list[tuple[str, dict[str, Any]]] = [
         ("ring", {}), ("ring", {"segment_bytes": 1 << 14, "slots": 3}), ("two_shot", {}), ("halving_doubling", {}),
         ("hierarchical", {}), ("hierarchical", {"inner": "recursive_doubling"}), ("binomial_tree", {}),
     ]  # fmt: skip

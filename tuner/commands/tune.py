@@ -202,6 +202,7 @@ def lead(args: argparse.Namespace, session: Any) -> int:
     import collectives
     from tuner.rules import rules_of, table_of
     from tuner.search import Clock, Measured, Search
+    from tuner.seeding import Seeds, links_of
 
     topology = session.comm.topology
     lacking = native_lacks(args.dtype, args.op, args.collective)
@@ -220,10 +221,12 @@ def lead(args: argparse.Namespace, session: Any) -> int:
         note(f"resumed {resumed} finished trials from {args.storage}")
     shares = one_pass_serves(session.comm, args.collective)
     warm_up(args, session, sizes[0])
+    spaces = {nbytes: study.space for nbytes, study in zip(args.sizes, studies, strict=True)}
+    seeds = Seeds(session, args.collective, args.dtype, args.op, spaces)
     with progress(f"tuning {args.collective}") as told:
         search = Search(
             session, args.collective, args.dtype, args.op, Clock(args.budget * (1 - SHARED_TIME * shares)), args.seed,
-            args.trials, args.allow_native, told,
+            args.trials, args.allow_native, told, seeds.first,
         )  # fmt: skip
         ended = search.run(sizes, studies)
         search.clock = Clock(args.budget * SHARED_TIME)
@@ -242,7 +245,7 @@ def lead(args: argparse.Namespace, session: Any) -> int:
         topology, collectives.__version__, args.output.with_suffix(".samples.jsonl").name,
         [rule for kind in (sizes, shared) if any(size.race for size in kind)
          for rule in rules_of(args.collective, args.dtype, args.op, kind)],
-        earlier(args.output, topology),
+        earlier(args.output, topology), links=links_of(topology.nodes, args.collective, measured),
     )  # fmt: skip
     table.save(args.output)
     if args.json:
@@ -252,6 +255,8 @@ def lead(args: argparse.Namespace, session: Any) -> int:
 
         show(table)
     trials = sum(len(size.ratios) for size in sizes)
+    if saved := seeds.saved(measured):
+        note(saved)
     note(f"wrote {args.output}: {len(table.rules)} rules from {trials} candidates at {len(measured)} sizes")
     if ended:
         complain("tune", f"{ended}; the table holds what was measured before")

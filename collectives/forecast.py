@@ -1,0 +1,75 @@
+"""What should serve a call on a topology that has no tuning table: the best by the costs of its links alone.
+
+All ranks that hold the same links come to the same choice: nothing is measured, and what is simulated is limited by
+counting, never by the clock or by what memory is free.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from collectives.algorithms import KERNEL_BYTES, SEGMENT_BYTES, SLOTS, Algorithm, every
+from collectives.errors import UnsupportedError
+from collectives.foresee import Foreseen, Foresight
+from collectives.network import of_links
+from collectives.selection import FIXED_ORDER
+from collectives.table import LinkCost
+from collectives.traffic import STEP_BYTES
+
+SEGMENT = 1 << 16  # bytes: of the pipelines and the pieces that are looked at, beside plain rounds
+MOST_STEPS = 10_000  # of an algorithm, on all ranks that are simulated: about a second
+MOST_MESSAGES = 60_000  # of a pipeline
+TIE = 0.01  # nearer than this to the best is as good, and the simplest of those is taken
+
+
+@dataclass
+class Forecast:
+    """Choices on one topology. links: as in a tuning table; classes that are lacking have typical costs.
+
+    nodes: the ranks of each node; only how many they are counts.
+    """
+
+    links: Sequence[LinkCost]
+    nodes: Sequence[Sequence[int]]
+    _known: dict[tuple[str, int, bool], Foreseen] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._foresight = Foresight(of_links(self.links, self.nodes), memory=MOST_STEPS * STEP_BYTES)
+
+    def best(self, collective: str, nbytes: int, *, deterministic: bool = False) -> Foreseen:
+        """The fastest algorithm and parameters for a message of nbytes, with the interval where the links know it.
+
+        deterministic: of those that fold all ranks in order. ValueError where none can serve.
+        """
+        key = collective, nbytes, deterministic
+        if key not in self._known:
+            self._known[key] = self._best(*key)
+        return self._known[key]
+
+    def _best(self, collective: str, nbytes: int, deterministic: bool) -> Foreseen:
+        ranks = sum(map(len, self.nodes))
+        found: list[Foreseen] = []
+        for algorithm in every(collective):
+            fixed = algorithm.name in FIXED_ORDER.get(collective, (algorithm.name,))
+            flat = len(self.nodes) in (1, ranks)
+            unfit = algorithm.symmetric or (algorithm.needs_nodes and flat) or (deterministic and not fixed)
+            if not unfit and not algorithm.lack(ranks, self._foresight.network.placed):
+                found += self._of(algorithm, nbytes)
+        if not found:
+            raise ValueError(f"no algorithm of {collective} can be foreseen for {ranks} ranks")
+        least = min(each.us for each in found)
+        return next(each for each in found if each.us <= least * (1 + TIE))
+
+    def _of(self, algorithm: Algorithm, nbytes: int) -> list[Foreseen]:
+        """Plain rounds, and what cuts the message where that is not too much to look at."""
+        names, variants = {parameter.name for parameter in algorithm.parameters}, list[dict[str, Any]]()
+        if nbytes > SEGMENT:
+            variants += [{KERNEL_BYTES: SEGMENT}] * (KERNEL_BYTES in names and len(self.nodes) == 1)
+            variants += [{SEGMENT_BYTES.name: SEGMENT, SLOTS.name: 2}] * algorithm.pipelined
+        try:
+            plain = self._foresight.predict(algorithm.collective, algorithm.name, nbytes)
+        except UnsupportedError:  # too much to look at
+            return []
+        if plain.messages * min(48, nbytes // SEGMENT) > MOST_MESSAGES:
+            return [plain]
+        return [plain, *(self._foresight.predict(algorithm.collective, algorithm.name, nbytes, **v) for v in variants)]
