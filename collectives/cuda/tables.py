@@ -26,7 +26,9 @@ class Lowered:
 
 def channels(schedules: Sequence[Schedule]) -> tuple[int, int]:
     """Lanes and slots that ranks' schedules have at most: together they number the FIFOs, on all ranks alike."""
-    lanes = [(number, lane.slots) for each in schedules for phase in each.phases for number, lane in phase.lanes.items()]
+    lanes = [
+        (number, lane.slots) for each in schedules for phase in each.phases for number, lane in phase.lanes.items()
+    ]
     return 1 + max((number for number, _ in lanes), default=0), max((slots for _, slots in lanes), default=1)
 
 
@@ -70,7 +72,9 @@ def lowered(
         ),
     )  # fmt: skip
     w = table.words
-    rows = max((w[i + at.ROW_COUNT] for i in range(w[at.ROUNDS], w[at.ROWS] - at.ROUND_WORDS + 1, at.ROUND_WORDS)), default=0)
+    rows = max(
+        (w[i + at.ROW_COUNT] for i in range(w[at.ROUNDS], w[at.ROWS] - at.ROUND_WORDS + 1, at.ROUND_WORDS)), default=0
+    )
     if rows > device.MAX_ROWS or w[at.MOST_TERMS] > device.MAX_RANKS:
         raise UnsupportedError(
             f"a round of this {collective} has {rows} rows, and a device's block keeps {device.MAX_ROWS}; another "
@@ -81,4 +85,4 @@ def lowered(
         first, end = w[w[at.PHASES] + phase * at.PHASE_WORDS :][:2]
         slots = (w[w[at.LANES] + lane * at.LANE_WORDS + at.SLOTS] for lane in range(first, end))
         blocks = max(blocks, sum(slots))
-    return Lowered(tuple(w), blocks, aligned(w[at.SCRATCH_BYTES]), aligned(w[at.SLOT_BYTES]))
+    return Lowered(tuple(map(int, w)), blocks, aligned(w[at.SCRATCH_BYTES]), aligned(w[at.SLOT_BYTES]))
