@@ -168,14 +168,17 @@ class Plans:
 
     def barrier(self) -> Program:
         """One byte that everyone must have sent before anyone goes on: an allreduce, named for what it is."""
-        call = self.call("allreduce", "uint8", 1, "or", 0, "recursive_doubling", {})
-        bound = Bound([0, 1])
+        return self.agreement(diagnosis.fingerprint(diagnosis.BARRIER, "uint8", diagnosis.NO_OP, 0, 0, "", {}))
+
+    def agreement(self, fingerprint: Sequence[int], waits: bool = True) -> Program:
+        """What says to all ranks what a call is, and moves none of its data; `waits`: until all have said the same."""
+        call = self.call("allreduce", "uint8", int(waits), "or", 0, "recursive_doubling", {})
         return Program(
             self.channel.endpoint,
-            self._lower(call, self._schedule(call), 1, bound, None, None),
+            self._lower(call, self._schedule(call), 1, Bound([0, int(waits)]), None, None),
             kernel=kernel("uint8", "or"),
             itemsize=1,
-            fingerprint=diagnosis.fingerprint(diagnosis.BARRIER, "uint8", diagnosis.NO_OP, 0, 0, "", {}),
+            fingerprint=fingerprint,
             timeout=self.timeout,
         )
 
