@@ -1,10 +1,8 @@
-"""Every kernel, from the very source that a device's compiler reads, across processes: bits as the CPU's own kernels make."""
+"""Every kernel, from the very source that devices' compilers read, across processes: the bits of the CPU's kernels."""
 
 from __future__ import annotations
 
 import ctypes
-import itertools
-from dataclasses import dataclass, field
 
 import pytest
 
@@ -14,132 +12,20 @@ from collectives.cuda import layout as at
 from collectives.cuda.arguments import Bytes, Call, Places, Rounds, Steps
 from collectives.cuda.tables import channels, lowered, part_counts, parts_of
 from collectives.dtypes import ITEMSIZE
-from collectives.extents import chunk_offsets
 from collectives.verify import weights as weights_of
 from tests.cuda import on_cpu
-from tests.cuda.ranks_on_cpu import SHAPE, Memory, World, folded, fork, numbers
+from tests.cuda.cases import POOL, Case, cases, exchange
+from tests.cuda.ranks_on_cpu import SHAPE, Memory, World, folded, fork
 
 pytestmark = pytest.mark.skipif(on_cpu.compiler() is None, reason="g++ is not installed: apt-get install g++")
 
 THREADS = 4
-COUNTS = (1, 7, 64, 333, 1000)
-KINDS = {  # (gives, owner is root, taker), what each rank puts in and gets: see exchange.cuh
-    "allreduce": (1, False, at.EVERYONE), "reduce_scatter": (1, False, at.NOBODY), "allgather": (0, False, at.EVERYONE),
-    "broadcast": (0, True, at.EVERYONE), "reduce": (1, True, at.NOBODY),
-}  # fmt: skip
-SCHEDULES = (
+SCHEDULES: tuple[tuple[str, str, dict[str, int]], ...] = (
     ("allreduce", "ring", {}), ("allreduce", "ring", {"segment_bytes": 64, "slots": 3}),
     ("allreduce", "double_tree", {"segment_bytes": 128, "slots": 2}), ("allreduce", "recursive_doubling", {}),
     ("allreduce", "two_shot", {}), ("broadcast", "binomial_tree", {}), ("broadcast", "scatter_allgather", {}),
     ("reduce_scatter", "ring", {}), ("allgather", "ring", {}), ("reduce", "binomial_tree", {}),
 )  # fmt: skip
-
-
-@dataclass
-class Case:
-    """One call: where each rank's memory lies, off from 16 bytes, and what must be there afterwards."""
-
-    world: World
-    collective: str
-    dtype: str
-    op: str
-    count: int
-    offset: int = 0  # elements that a rank's memory is off, times its number and one
-    in_place: bool = True
-    symmetric: bool = False
-    root: int = 0
-    seed: int = 0
-    data: list[bytes] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.data = [POOL[self.dtype][(self.seed * 37 + 997 * r) % 2000 * self.size :][: self.count * self.size] for r in range(self.world.size)]
-
-    @property
-    def size(self) -> int:
-        return ITEMSIZE[self.dtype]
-
-    def chunk(self, rank: int) -> tuple[int, int]:
-        offsets = chunk_offsets(self.count, self.world.size)
-        return offsets[rank] * self.size, offsets[rank + 1] * self.size
-
-    def place(self, rank: int, output: bool) -> int:
-        shift = self.offset * (rank + 1 + output) * self.size
-        if self.symmetric and output is (self.collective in ("allreduce", "allgather", "broadcast")):
-            return self.world.data[rank] + 64 * rank + shift
-        same = self.in_place and self.collective not in ("reduce_scatter", "allgather")
-        return self.world.inputs[rank] + shift if same or not output else self.world.outputs[rank] + shift
-
-    def addresses(self, rank: int) -> tuple[int, int]:
-        """Of input and output."""
-        if self.symmetric and self.collective in ("allreduce", "broadcast"):
-            return (self.place(rank, True),) * 2
-        if self.in_place and self.collective not in ("reduce_scatter", "allgather"):
-            return (self.place(rank, False),) * 2
-        return self.place(rank, False), self.place(rank, True)
-
-    def fill(self, rank: int) -> None:
-        source, target = self.addresses(rank)
-        lo, hi = self.chunk(rank)
-        if source != target:
-            ctypes.memset(target, 0xA5, self.count * self.size)
-        mine = self.data[rank][lo:hi] if self.collective == "allgather" else self.data[rank]
-        ctypes.memmove(source, mine, len(mine))
-
-    def expected(self, rank: int) -> bytes:
-        lo, hi = self.chunk(rank)
-        match self.collective:
-            case "broadcast":
-                return self.data[self.root]
-            case "allgather":
-                return b"".join(self.data[r][slice(*self.chunk(r))] for r in range(self.world.size))
-            case "reduce" if rank != self.root:
-                return self.data[rank] if self.in_place else b"\xa5" * (self.count * self.size)
-        total = folded(self.dtype, self.op, self.data)
-        return total[lo:hi] if self.collective == "reduce_scatter" else total
-
-    def check(self, rank: int, what: str) -> None:
-        wanted = self.expected(rank)
-        found = ctypes.string_at(self.addresses(rank)[1], len(wanted))
-        wrong = [i // self.size for i in range(0, len(wanted), self.size) if found[i : i + self.size] != wanted[i : i + self.size]]
-        assert not wrong, f"rank {rank} of {self.world.size}: {what}: {self}: {len(wrong)} wrong, first at {wrong[0]}"
-
-
-POOL = {dtype: numbers(dtype, 4096, 11) for dtype in ITEMSIZE if dtype in on_cpu.source.ELEMENTS}
-
-
-def exchange(case: Case, rank: int) -> Call:
-    gives, rooted, taker = KINDS[case.collective]
-    source, target = case.addresses(rank)
-    shared = target if case.collective in ("allreduce", "allgather", "broadcast") else source
-    packed = {"reduce_scatter": at.OUTPUT_CHUNK, "allgather": at.INPUT_CHUNK}.get(case.collective, 0)
-    return Call(
-        source, target, case.count, 1 if packed else 16 // case.size, SHAPE.slot_bytes, gives,
-        case.root if rooted else at.EVERYONE, taker, case.symmetric, shared - case.world.data[rank] if case.symmetric else 0,
-        packed,
-    )  # fmt: skip
-
-
-def cases(world: World) -> list[tuple[str, Case]]:
-    """Kinds, dtypes, sizes, offsets and memory, so mixed that each meets each other many times."""
-    found = []
-    turn = itertools.count()
-    for (dtype, op), collective in itertools.product(on_cpu.KINDS, KINDS):
-        if op != "sum" and collective not in ("allreduce", "reduce_scatter"):
-            continue
-        for symmetric in (False, True):
-            n = next(turn)
-            case = Case(
-                world, collective, dtype, op, COUNTS[n % 5], offset=(0, 1, 3)[n % 3], in_place=n % 2 == 0,
-                symmetric=symmetric, root=n % world.size, seed=n,
-            )  # fmt: skip
-            found.append(("exchange", case))
-        if collective == "allreduce":
-            n = next(turn)
-            found += [
-                ("one_shot", Case(world, collective, dtype, op, COUNTS[(n + k) % 5], offset=(n + k) % 2, in_place=k > 0, seed=n + k))
-                for k in range(2)
-            ]  # fmt: skip
-    return found
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
@@ -155,7 +41,11 @@ def test_all_collectives(size):
         group = world.group(rank)
         for i, (kernel, case) in enumerate(calls):
             case.fill(rank)
-            arguments = exchange(case, rank) if kernel == "exchange" else Call(*case.addresses(rank), case.count, piece=SHAPE.slot_bytes)
+            arguments = (
+                exchange(case, rank)
+                if kernel == "exchange"
+                else Call(*case.addresses(rank), case.count, piece=SHAPE.slot_bytes)
+            )
             on_cpu.run("signals", "int32", "sum", 1, THREADS, group, Rounds(1))  # all have filled theirs
             on_cpu.run(kernel, case.dtype, case.op, 1 + i % 3, THREADS, group, arguments)
             case.check(rank, kernel)
@@ -168,7 +58,10 @@ def test_all_collectives(size):
 def test_many_epochs(size):
     """200 calls in a row on one window without a rest: whoever is early must not overwrite what others still read."""
     world = World(size)
-    turns = [(Case(world, "allreduce", "float32", "sum", 1 + 331 * (i % 4), seed=i), ("one_shot", "exchange")[i % 3 > 0]) for i in range(200)]
+    turns = [
+        (Case(world, "allreduce", "float32", "sum", 1 + 331 * (i % 4), seed=i), ("one_shot", "exchange")[i % 3 > 0])
+        for i in range(200)
+    ]
     on_cpu.library()
     folded("float32", "sum", turns[0][0].data)
 
@@ -176,7 +69,11 @@ def test_many_epochs(size):
         group = world.group(rank)
         for case, kernel in turns:
             case.fill(rank)
-            call = exchange(case, rank) if kernel == "exchange" else Call(*case.addresses(rank), case.count, piece=SHAPE.slot_bytes)
+            call = (
+                exchange(case, rank)
+                if kernel == "exchange"
+                else Call(*case.addresses(rank), case.count, piece=SHAPE.slot_bytes)
+            )
             on_cpu.run(kernel, "float32", "sum", 2, THREADS, group, call)
             case.check(rank, kernel)
         epoch = ctypes.c_uint32.from_address(world.windows[rank]).value
@@ -194,7 +91,11 @@ def test_schedules(size):
         algorithm = find(collective, name)
         if algorithm.refusal(size):
             continue
-        for dtype, op, count, parts in (("float32", "avg", 1003, 3), ("bfloat16", "max", 61, 1), ("int64", "max", 517, 2)):
+        for dtype, op, count, parts in (
+            ("float32", "avg", 1003, 3),
+            ("bfloat16", "max", 61, 1),
+            ("int64", "max", 517, 2),
+        ):
             root = i % size if collective in ("broadcast", "reduce") else 0
             full = algorithm.check(**params)
             schedules = algorithm.schedules(size, root=root, **full)
@@ -203,8 +104,15 @@ def test_schedules(size):
             lanes, slots = channels(schedules)
             n = parts_of(collective, parts, lanes, slots, count)
             counts = part_counts(count, n, case.size)
+            segment = full.get("segment_bytes")
             tables = [
-                [lowered(schedules[r], collective, size, r, c, case.size, piece_bytes=128, segment_bytes=full.get("segment_bytes"), weights=weights[r]) for c in counts]
+                [
+                    lowered(
+                        schedules[r], collective, size, r, part, case.size,
+                        piece_bytes=128, segment_bytes=segment, weights=weights[r],
+                    )
+                    for part in counts
+                ]
                 for r in range(size)
             ]  # fmt: skip
             case.expected(0)
@@ -251,7 +159,7 @@ def near(case: Case, rank: int, name: str) -> None:
 
 
 def test_fold_on_any_alignment():
-    """The local fold, from 1 to 9 operands, aligned and not, in place and not: the CPU's bits, and nothing beside them."""
+    """The local fold, from 1 to 9 operands, aligned and not, in place and not: the CPU's bits, and none beside them."""
     memory = Memory(1 << 20)
     on_cpu.library()
     for i, (dtype, op) in enumerate(on_cpu.KINDS):
@@ -280,7 +188,15 @@ def test_who_never_comes():
             return
         group = world.group(rank, patience=300_000_000)
         for _ in range(2):
-            on_cpu.run("exchange", "float32", "sum", 2, THREADS, group, exchange(Case(world, "allreduce", "float32", "sum", 64), rank))
+            on_cpu.run(
+                "exchange",
+                "float32",
+                "sum",
+                2,
+                THREADS,
+                group,
+                exchange(Case(world, "allreduce", "float32", "sum", 64), rank),
+            )
         report = world.report(rank)
         assert report[at.R_CODE] == at.TIMED_OUT
         assert report[at.R_PEER] == 1
@@ -293,5 +209,13 @@ def test_the_host_can_stop_a_kernel():
     world = World(2)
     on_cpu.library()
     (ctypes.c_uint32 * at.REPORT_WORDS).from_address(world.reports[0])[at.R_STOP] = 1
-    on_cpu.run("one_shot", "float32", "sum", 1, THREADS, world.group(0), Call(world.inputs[0], world.outputs[0], 64, piece=SHAPE.slot_bytes))
+    on_cpu.run(
+        "one_shot",
+        "float32",
+        "sum",
+        1,
+        THREADS,
+        world.group(0),
+        Call(world.inputs[0], world.outputs[0], 64, piece=SHAPE.slot_bytes),
+    )
     assert world.report(0)[at.R_CODE] == at.STOPPED
