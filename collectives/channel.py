@@ -6,7 +6,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from collectives import diagnosis, recorder
+from collectives import diagnosis, recorder, sites
 from collectives.errors import CollectiveError, CommunicatorBroken, PeerLost, UnsupportedError
 from collectives.launch import Group
 from collectives.native import layout as st
@@ -50,6 +50,7 @@ class Channel:
         for fd in self._peers:
             self._poll.register(fd, select.POLLIN)
         self._looked, self._lost_since = 0.0, 0.0
+        self.compares_sites = sites.compared()
         self._dead: list[int] = []
 
     def watch(self, work: "Work") -> None:
@@ -69,6 +70,10 @@ class Channel:
                 self.fail_head(st.MISMATCH)
             elif self.hosts.stopped is not None:
                 self.fail_head(st.STOPPED)
+
+    def site(self) -> int:
+        """Where in the user's program we are, where ranks compare it."""
+        return sites.site_of_caller() if self.compares_sites else 0
 
     def stamp(self) -> None:
         """From now on publish when this rank comes to each call. All ranks of the node must, for `arrivals` to know."""

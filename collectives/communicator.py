@@ -338,7 +338,7 @@ class Communicator(Moves):
     def _submit(self, prepared: Prepared, timeout: float | None) -> Work:
         limit = self._settings.timeout if timeout is None else seconds(timeout, "timeout")
         self._note(prepared)
-        return ENGINE.submit(Work(self._channel, prepared, limit))
+        return ENGINE.submit(Work(self._channel, prepared, limit, self._channel.site()))
 
     def _note(self, prepared: Prepared) -> None:
         if prepared.choices is not None:  # a barrier has none

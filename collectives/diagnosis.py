@@ -13,6 +13,7 @@ from collectives.dtypes import DTYPES, OPS
 from collectives.errors import CollectiveError, CollectiveTimeout, MismatchError, PeerLost
 from collectives.native import layout as st
 from collectives.native.program import Program
+from collectives.sites import site_named
 
 if TYPE_CHECKING:
     from collectives.channel import Channel
@@ -57,7 +58,7 @@ def hash_of(text: str) -> int:
 
 def fields(words: list[int]) -> dict[str, object]:
     """The board's words as what a person passed, in the order in which a difference matters."""
-    kind, count, choice, chain = words
+    kind, count, choice, chain, *site = words
     collective = CALLS[kind & 0xFF]
     known = ("", *names(collective)) if collective in COLLECTIVES else ("",)
     return {
@@ -69,6 +70,7 @@ def fields(words: list[int]) -> dict[str, object]:
         "count": count,
         "algorithm": (known[choice & 0xFF] if choice & 0xFF < len(known) else "") or hex(choice >> 8),
         "parameters": hex(choice >> 8),
+        "call site": site_named(site[0]) if site else "",
         "an earlier call": hex(chain),
     }
 
@@ -192,7 +194,7 @@ def waiting_ranks(channel: "Channel") -> str:
 class Hosts:
     """What the first ranks of other nodes are calling: asked only when a call waits long, by messages of its own."""
 
-    CALL_WORDS = 2 + st.COMPARED_WORDS  # as Program.published
+    CALL_WORDS = 3 + st.COMPARED_WORDS  # as Program.published
     WORDS = 3 + CALL_WORDS  # mark, rank and status before them
 
     def __init__(self, control: Any, rank: int, leaders: tuple[int, ...]):

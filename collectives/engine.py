@@ -43,11 +43,11 @@ class Work:
     `sequence`: its number among the communicator's calls.
     """
 
-    def __init__(self, channel: Channel, prepared: Prepared, timeout: float | None = None):
+    def __init__(self, channel: Channel, prepared: Prepared, timeout: float | None = None, site: int = 0):
         self.channel, self.program, self.result = channel, prepared.program, prepared.result
         self.source, self.target = prepared.source, prepared.target
         self.keep, self.finish, self.timeout = prepared.keep, prepared.finish, timeout
-        self.began = time.monotonic()
+        self.began, self.site = time.monotonic(), site
         self.ended, self.error = False, None  # type: bool, BaseException | None
         self.started_ns = self.ended_ns = self.sequence = 0
 
@@ -71,6 +71,7 @@ class Work:
         if self.timeout is not None:
             self.program.set_timeout(self.timeout)
         self.started_ns = time.monotonic_ns()
+        self.program.state[st.SITE] = self.site
         self.program.start(self.source, self.target)
         self.sequence = self.program.state[st.SEQ]
 
@@ -106,7 +107,7 @@ class Engine:
             try:
                 if channel.broken is not None:
                     raise channel.broken_now()
-                if not self.busy and self.timeline is None:
+                if not self.busy and self.timeline is None and not channel.compares_sites:
                     status = program.run(source, target)
                     if status == st.DONE:
                         return
@@ -116,7 +117,9 @@ class Engine:
                     if status == st.ERROR:
                         self._end(channel)
                 else:
-                    work = self._submit(Work(channel, Prepared(program, source, target, None, keep)))
+                    work = self._submit(
+                        Work(channel, Prepared(program, source, target, None, keep), site=channel.site())
+                    )
             finally:
                 lock.put(None)
         except BaseException:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 TIMEOUT_SECONDS = 1800.0  # as PyTorch's
 SPIN = 10  # good with a core per rank and with more ranks than cores alike
-SWITCHES = ("TREERING_LINKS", "TREERING_KERNELS")  # by which ranks part their memory, or leave kernels to schedules
+# By which ranks part their memory, leave kernels to schedules, and compare where they call from.
+SWITCHES = ("TREERING_LINKS", "TREERING_KERNELS", "TREERING_DEBUG")
 UNKNOWN = (None, "not known there")  # of what another treering does not say
 Override = tuple[str, dict[str, Any]]
 

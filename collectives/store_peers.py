@@ -136,6 +136,7 @@ class StorePeers(Peers):
             with suppress(OSError):  # it has ended
                 if each.pid != os.getpid() and each.lives:
                     os.kill(each.pid, signal.SIGTERM)
+                    os.kill(each.pid, signal.SIGCONT)  # or one that is stopped would not see it
 
     # ------------------------------------------------------------ the store
     def _keys(self, turn: int) -> list[str]:

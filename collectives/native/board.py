@@ -12,6 +12,7 @@ from collectives.native.layout import (
     BOARD_BYTES,
     BOARD_LINES,
     BOARD_STATUS,
+    CALLED_AT,
     CAME_AT,
     COMM,
     COMPARED_AT,
@@ -38,6 +39,7 @@ from collectives.native.layout import (
     PHASE,
     PUBLISHED,
     SEQ,
+    SITE,
     STAMPS,
     STANDS_FOR,
     STANDS_KIND,
@@ -93,7 +95,7 @@ def publish(state: int) -> int:
             E[1 + k] = S[FINGERPRINT_0 + k]
         if C[STAMPS]:
             E[CAME_AT] = now_ns()
-        E[WAITED_FROM] = 0
+        E[WAITED_FROM], E[CALLED_AT] = 0, S[SITE]
         store_release(entry, S[SEQ])
         store_release(news_of(C[BOARD], C[NODE_RANK]) + 8 * PUBLISHED, S[SEQ])
     S[GATED] = 0
@@ -131,7 +133,7 @@ def differs(mine: int, other: int) -> int:
     for k in range(1, 1 + COMPARED_WORDS):
         if M[k] != O[k]:
             return 1
-    return 0
+    return M[CALLED_AT] != O[CALLED_AT]
 
 
 @njit(**inlined)

@@ -151,7 +151,7 @@ class Endpoint:
         """What a node rank published as its call number `seq`; empty if it has not, or long ago."""
         assert self.record is not None
         words = list(self.record.entry(rank, seq))
-        return words[1 : 1 + st.FINGERPRINT_WORDS] if words[0] == seq else []
+        return words[1 : 1 + st.FINGERPRINT_WORDS] + [words[st.CALLED_AT]] if words[0] == seq else []
 
     def arrival(self, rank: int, seq: int) -> int:
         """When a node rank came to its call number `seq`, in nanoseconds; 0 if it has not said so, or long ago."""

@@ -55,6 +55,7 @@ from collectives.native.layout import (
     SELF,
     SEQ,
     SHARES,
+    SITE,
     SLOT_AT,
     SPIN,
     STATUS,
@@ -286,7 +287,7 @@ def start(state: int, source: int, target: int) -> None:
     C = words(S[COMM])
     C[LAST_SEQ] += 1
     # Messages of ranks that have not made the same calls so far do not meet: both wait, and find out why.
-    C[CHAIN] = (C[CHAIN] * 0x5BD1E995 + S[CALL_DIGEST]) & 0x7FFFFFFFFFFF
+    C[CHAIN] = (C[CHAIN] * 0x5BD1E995 + S[CALL_DIGEST] + S[SITE]) & 0x7FFFFFFFFFFF
     S[CHAIN_NOW], S[CALL_TAG] = C[CHAIN], (C[CHAIN] & C[TAG_MASK]) << at.LANE_BITS + at.SLOT_BITS
     S[SEQ], S[STATUS], S[PHASE], S[DEADLINE], S[GATED] = C[LAST_SEQ], RUNNING, 0, 0, 1
     S[DATA_AT], S[INPUT_AT], S[OUTPUT_AT] = target, source, target

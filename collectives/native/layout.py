@@ -15,7 +15,7 @@ TIMEOUT, MPI_FAILED, MISMATCH, PEER_LOST, INTERRUPTED, ABORTED, STOPPED, LEFT, R
  FINGERPRINT_0, FINGERPRINT_1, FINGERPRINT_2, FINGERPRINT_3, ERROR_CODE, ERROR_DETAIL, ERROR_LANE, ERROR_ROUND,
  ERROR_STEP, ERROR_PEER, ERROR_SEGMENT, ERROR_KIND, FLAG, CALLS, GATED, REMOTE, REMOTE_BYTES,
  SHARES, CALL_DIGEST, CHAIN_NOW, CALL_TAG, SHARED_BYTES, COPIED_BYTES, SERVED,
- KERNEL_TO_MANY) = range(49)  # fmt: skip
+ KERNEL_TO_MANY, SITE) = range(50)  # fmt: skip
 STATE_HEADER = 56
 FINGERPRINT_WORDS = 4
 COMPARED_WORDS = 3  # the last one says where the memory lies, in which ranks may differ
@@ -51,6 +51,7 @@ WINDOW = 48  # how far a rank may run ahead of its node's slowest
 ENTRY_WORDS = 8
 CAME_AT = 1 + FINGERPRINT_WORDS  # when the rank came to it, where its communicator STAMPS
 WAITED_FROM = 2 + FINGERPRINT_WORDS  # since when it waited in it, where it had to
+CALLED_AT = 3 + FINGERPRINT_WORDS  # where in the program it was made, as diagnosis.site_of says, or 0
 BOARD_BYTES = 64 * (BOARD_LINES + HISTORY)  # of one rank
 
 # --- node kernels: of each rank, lines of counters that only grow, then two halves of staging, used in turn ---

@@ -89,10 +89,10 @@ class Program:
 
     @property
     def published(self) -> list[int]:
-        """What nodes compare: the call's number, its fingerprint, and what stands for it and all calls before."""
+        """What nodes compare: a call's number, its fingerprint, what stands for it and all calls before, its place."""
         state = self.state
         compared = state[st.FINGERPRINT_0 : st.FINGERPRINT_0 + st.COMPARED_WORDS]
-        return [state[st.SEQ], *compared, state[st.CHAIN_NOW]]
+        return [state[st.SEQ], *compared, state[st.CHAIN_NOW], state[st.SITE]]
 
     @property
     def weights(self) -> list[int]:

@@ -24,6 +24,7 @@ MISMATCHES = {
     "algorithm": "algorithm",
     "parameters": "parameters",
     "precision": "dtype",
+    "straddling": "count",
     "one call less": "collective",
     "counts or none": "collective",
 }
@@ -98,6 +99,18 @@ def test_ranks_that_call_something_else_are_named_on_every_rank(mpi, ranks, env)
             assert fails_at_once(one["later"]), (case, rank, one)
             assert fails_at_once(one["barrier"]), (case, rank, one)
             assert one["seconds"] < SOON
+            if case == "straddling":
+                assert len(set(one["algorithms"])) == 2, one
+
+
+@pytest.mark.parametrize("env", [{}, ONES], ids=str)
+def test_equal_calls_from_different_places_are_told_apart_where_that_is_asked_for(mpich, env):
+    seen, _ = outcomes(mpich, 2, "call site", env={"TREERING_DEBUG": "1", **env})
+    for one in seen["call site"]:
+        assert one["type"] == "MismatchError", one
+        assert one["field"] == "call site"
+        lines = [value.removeprefix("programs/failures.py:") for value in one["values"]]
+        assert int(lines[1]) == int(lines[0]) + 1
 
 
 @pytest.mark.parametrize("mpi", ["mpich", "openmpi"], indirect=True)

@@ -59,6 +59,23 @@ def differ(usual: Callable[[Any], Any], other: Callable[[Any], Any]) -> Callable
     return case
 
 
+def straddling() -> Seen:
+    """Counts on two sides of the size from which another algorithm serves."""
+    comm = new(timeout=PATIENCE)
+
+    def serving(count: int) -> str:
+        return comm.explain("allreduce", nbytes=4 * count).algorithm
+
+    low = next(count for count in (1 << bits for bits in range(24)) if serving(2 * count) != serving(count))
+    high = 2 * low
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if serving(middle) == serving(low) else (low, middle)
+    count = high if RANK == LAST else low
+    seen = then(comm, lambda: comm.allreduce(ones(count)), comm.barrier)
+    return seen | {"algorithms": [serving(low), serving(high)]}
+
+
 def ones(count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.ones(count, dtype=dtype)
 
@@ -219,6 +236,11 @@ CASES: dict[str, Callable[[], Any]] = {
     "precision": differ(
         lambda c: c.allreduce(ones(900, torch.float16), algorithm="ring"),
         lambda c: c.allreduce(ones(900, torch.float16), algorithm="ring", precision="accurate"),
+    ),
+    "straddling": lambda: straddling(),
+    "call site": differ(
+        lambda c: c.allreduce(ones(9)),
+        lambda c: c.allreduce(ones(9)),
     ),
     "one call less": differ(lambda c: [c.allreduce(ones(9)), c.allreduce(ones(9))], lambda c: c.allreduce(ones(9))),
     "counts or none": differ(

@@ -1,0 +1,183 @@
+"""One rank of a job in which one rank goes wrong: at its k-th collective, at the s-th thing that compiled code does.
+
+What compiled code does is seen where it calls by address: reduction kernels, node kernels' pieces, MPI's sends. Where a
+call does none of that, or not so many, a fault strikes some microseconds after its start, or not at all.
+"""
+
+import ctypes
+import os
+import signal
+import threading
+import time
+from array import array
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import collectives
+from collectives import layout as at
+from collectives.native import layout as st
+from collectives.native.program import Program
+
+CALLS, DEADLINE = 12, 1.5  # of a job; seconds
+DELAY = 0.3
+KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)
+STEP = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 3)
+SEND = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * 7)
+
+
+class Job(NamedTuple):
+    """What goes wrong and where. `after_us`: strike by a timer, not by counting."""
+
+    number: int
+    size: int
+    fault: str  # kill, stop, delay, raise, drop
+    victim: int
+    call: int
+    step: int
+    after_us: int
+    collective: str
+    algorithm: str
+    counts: tuple[int, ...]
+    symmetric: bool
+    environment: dict[str, str]
+
+
+class Struck(ArithmeticError):
+    """What a rank raises when it is told to."""
+
+
+def strike(fault: str, log: int) -> None:
+    os.write(log, b"%d" % time.monotonic_ns())
+    if fault == "delay":
+        time.sleep(DELAY)
+    elif fault == "raise":
+        signal.setitimer(signal.ITIMER_REAL, 0.02)  # not here: what a callback raises is lost
+    else:
+        os.kill(os.getpid(), signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+
+
+def drop(_call: Any, request: int) -> int:
+    """As if MPI_Isend had sent."""
+    from mpi4py import MPI
+
+    null = MPI._handleof(MPI.REQUEST_NULL)
+    size = MPI._sizeof(MPI.Request)
+    ctypes.memmove(request, null.to_bytes(8, "little", signed=null < 0), size)
+    return 0
+
+
+class Trap:
+    """The victim's hooks in the program of one call."""
+
+    def __init__(self, job: Job, comm: collectives.Communicator, log: int):
+        self.job, self.comm, self.log = job, comm, log
+        self.count, self.keep = 0, []  # type: int, list[Any]
+        self.hooked: list[tuple[Any, int, int]] = []
+
+    def due(self) -> bool:
+        self.count += 1
+        return self.count == self.job.step
+
+    def set(self, program: Program) -> None:
+        job, words = self.job, self.comm._channel.endpoint.words
+        if job.fault == "raise":
+            signal.signal(signal.SIGALRM, on_alarm)
+        if job.after_us:
+            threading.Timer(job.after_us / 1e6, strike, (job.fault, self.log)).start()
+            return
+        if job.fault != "drop":
+            self.hook(program.state, st.KERNEL, KERNEL)
+            memory = program.memory.words(0, program.memory.n_bytes // 8)
+            for row in range(memory[at.ROWS], memory[at.ROWS] + program.table.n_rows * at.ROW_WORDS, at.ROW_WORDS):
+                if memory[row + at.KIND] == at.FUSED:
+                    self.hook(memory, row + at.FUNCTION, STEP)
+        if words[st.MPI_ISEND]:
+            self.hook(words, st.MPI_ISEND, SEND)
+
+    def unset(self) -> None:
+        for words, index, address in self.hooked:
+            words[index] = address
+
+    def hook(self, words: Any, index: int, kind: Any) -> None:
+        """Put a function that counts in the place of a compiled one."""
+        self.hooked.append((words, index, words[index]))
+        real: Callable[..., Any] = kind(words[index])
+
+        def act(*args: int) -> Any:
+            if self.due():
+                self.unset()
+                if self.job.fault == "drop":
+                    os.write(self.log, b"%d" % time.monotonic_ns())
+                    return drop(args, args[-1])
+                strike(self.job.fault, self.log)
+            return real(*args)
+
+        self.keep += [act, kind(act)]
+        words[index] = ctypes.cast(self.keep[-1], ctypes.c_void_p).value
+
+
+def on_alarm(*_: Any) -> None:
+    raise Struck("told to go wrong")
+
+
+def memory(comm: collectives.Communicator, job: Job, values: range, room: int) -> Any:
+    """These numbers as int32, in the kind of memory that the job wants, which has room for so many on all ranks."""
+    filled = array("i", values)
+    if not job.symmetric:
+        return filled
+    x = memoryview(comm.empty(room, "int32")).cast("B").cast("i")[: len(filled)]
+    x[:] = memoryview(filled)
+    return x
+
+
+def one_call(comm: collectives.Communicator, job: Job, turn: int, trap: Trap | None) -> bool:
+    """A collective of the job, by a plan; whether its result is right."""
+    count, size, me = job.counts[turn], comm.size, comm.rank
+    root, part = turn % size, collectives.chunk(count, size, me)
+    total = range(size * turn + size * (size - 1) // 2, size * (turn + count) + size * (size - 1) // 2, size)
+    mine, how = range(turn + me, turn + me + count), {"algorithm": job.algorithm}
+    match job.collective:
+        case "allreduce":
+            x, wanted = memory(comm, job, mine, count), total
+            result, plan = x, comm.plan("allreduce", x, **how)
+        case "reduce":
+            x, result = memory(comm, job, mine, count), memory(comm, job, range(count), count)
+            wanted = total if me == root else range(count)
+            plan = comm.plan("reduce", x, root, result, **how)
+        case "broadcast":
+            x, wanted = memory(comm, job, mine, count), range(turn + root, turn + root + count)
+            result, plan = x, comm.plan("broadcast", x, root, **how)
+        case "reduce_scatter":
+            x, wanted = memory(comm, job, mine, count), total[part]
+            result = memory(comm, job, range(len(wanted)), count)
+            plan = comm.plan("reduce_scatter", x, result, **how)
+        case _:
+            wanted = range(turn, turn + count)
+            x, result = memory(comm, job, wanted[part], count), memory(comm, job, range(count), count)
+            plan = comm.plan("allgather", x, result, **how)
+    if trap is not None:
+        trap.set(plan._program)
+    plan()
+    if trap is not None:
+        trap.unset()
+    return bytes(memoryview(result).cast("B")) == array("i", wanted).tobytes()
+
+
+def work(comm: collectives.Communicator, job: Job, log: int) -> None:
+    """All calls of the job. Says WRONG where a result is, and what has come to its end."""
+    for turn in range(CALLS):
+        struck = turn == job.call and comm.rank == job.victim
+        if struck and job.step == 0 and not job.after_us:
+            if job.fault == "drop":  # the whole call
+                os.write(log, b"%d" % time.monotonic_ns())
+                continue
+            if job.fault == "raise":
+                signal.signal(signal.SIGALRM, on_alarm)
+            strike(job.fault, log)
+            struck = False
+            if job.fault == "raise":
+                time.sleep(1)
+        if not one_call(comm, job, turn, Trap(job, comm, log) if struck else None):
+            print(f"WRONG: rank {comm.rank}, call {turn} of {job}", flush=True)
+    comm.barrier()
+    print("came to the end", flush=True)
