@@ -9,15 +9,14 @@ from tests import launch
 pytestmark = pytest.mark.mpi
 
 
-@pytest.mark.parametrize("mpi, ranks, cases", [("mpich", 3, 100), ("store", 4, 40)], indirect=["mpi"], ids=str)
-def test_calls_drawn_at_random(mpi, ranks, cases):
-    found = json.loads(mpi(ranks, "fuzz", "--rank", "--cases", cases).stdout)
+def test_calls_drawn_at_random(mpich):
+    found = json.loads(mpich(3, "fuzz", "--rank", "--cases", 120).stdout)
     assert found["wrong"] == ""
-    assert found["cases"] >= cases
+    assert found["cases"] >= 120
 
 
 @pytest.mark.parametrize("mpi, faults", [
-    ("store", {"kill": 8, "stop": 6, "delay": 2, "raise": 4, "drop": 4}),
+    ("store", {"kill": 3, "stop": 2, "delay": 1, "raise": 2, "drop": 2}),
     ("mpich", {"kill": 1, "stop": 1, "drop": 1}),
 ], indirect=["mpi"], ids=str)  # fmt: skip
 def test_a_rank_that_goes_wrong_anywhere_ends_the_job_and_gives_no_wrong_value(mpi, faults):
