@@ -1,6 +1,7 @@
 # Every target does its own set-up, under build/: nothing is installed elsewhere.
 #   make demo    tune this machine's allreduce, train a small network over Gloo and over treering
 #   make test    every test, on MPICH, Open MPI and Intel MPI
+#   make hosts   several hosts on this one machine: their tests, and figures beside MPI libraries and Gloo
 # Needs Python 3.11 or newer with venv, make and a C compiler.
 
 SHELL := /bin/bash
@@ -26,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PIP := -m pip install -qq --no-input --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-quick lint format types wheel envs $(MPIS) clean
+.PHONY: help demo test test-quick hosts lint format types wheel envs $(MPIS) clean
 
 help: ## show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -39,6 +40,10 @@ test: $(MPIS:%=$(ENVS)/%/.done) ## all tests on the three MPI libraries
 
 test-quick: $(ENVS)/mpich/.done ## the tests that take seconds, on MPICH alone
 	@$(MPICH) -m pytest -m 'not slow' -k 'not openmpi and not impi' $(ARGS)
+
+hosts: $(ENVS)/mpich/.done $(ENVS)/openmpi/.done ## several hosts, in network namespaces of this one: tests and figures (root, ip and tc)
+	@$(MPICH) -m pytest --require-mpi --require-hosts tests/hosts
+	@$(MPICH) -m benchmarks.hosts --json build/hosts.json $(ARGS)
 
 lint: $(ENVS)/base/.done ## ruff and codespell
 	@$(BASE) -m ruff check $(SOURCES)

@@ -100,6 +100,7 @@ class Communicator(Moves):
         self._group = form(peers)
         self._channel = Channel(self._group, settings.spin)
         self.topology: Topology = self._channel.topology
+        self._settings = settings = settings.on(self.topology)
         self._plans = Plans(self._channel, settings.timeout)
         self._regions = self._channel.regions
         self._calls = Calls(self._plans, settings)

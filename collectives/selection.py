@@ -2,9 +2,10 @@
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from collectives.kinship import EXACT, NEAR, kinship
 from collectives.table import COLLECTIVES, ORDINARY, SYMMETRIC, Place, Rule, RunnerUp, Table, Value, load, parse
 
 __all__ = ["NATIVE", "Choice", "Table", "choose", "default", "difference", "load", "parse", "parse_overrides"]
@@ -37,7 +38,8 @@ class Choice:
     """What serves a call, and why.
 
     `margin` is how much longer the runner-up took, as a fraction of this choice's time. `origin` is "table FILE",
-    "default", "argument" or "environment"; `reason` is a sentence for a person.
+    "default", "argument" or "environment"; `basis` is "exact" where the table was measured on this topology, "near"
+    where it was on one of the nearest, "" where there is no table's rule; `reason` is a sentence for a person.
     """
 
     algorithm: str
@@ -47,6 +49,7 @@ class Choice:
     margin: float | None = None
     origin: str = "default"
     reason: str = ""
+    basis: str = ""
 
     @property
     def folds_once(self) -> bool:
@@ -66,7 +69,7 @@ def choose(
     deterministic: bool = False,
     storage: str = ORDINARY,
 ) -> Choice:
-    """What serves a message of nbytes. A table counts only where its fingerprint is the topology's.
+    """What serves a message of nbytes. A table counts where it was measured on the topology, or on one near to it.
 
     allow_native: a rule may name the MPI library's own collective. deterministic: only algorithms that fold all ranks
     in order. Where the rule may not be taken its runner-up is, and the default after that.
@@ -79,12 +82,15 @@ def choose(
         if first is not None:
             return first
     because = "no tuning table"
-    if table is not None and table.topology.fingerprint == topology.fingerprint:
+    kin = kinship(table, topology) if table is not None else None
+    if table is not None and kin is not None:
         prepared: dict[object, tuple[list[int], list[Choice | str]]] = table.__dict__.setdefault("prepared", {})
-        key = collective, dtype, op, allow_native, deterministic
+        key = topology.fingerprint, collective, dtype, op, allow_native, deterministic
         if key not in prepared:
             rules = table.serving(collective, dtype, op)
             choices = [_from_rule(table.origin, rule, allow_native, deterministic) for rule in rules]
+            if kin == NEAR:
+                choices = [_as_near(choice, table, topology) for choice in choices]
             none = f"{table.origin} has no rule for {collective} of {dtype}{f' with {op}' if op else ''}"
             prepared[key] = [rule.min_bytes for rule in rules] or [0], choices or [none]
         starts, served = prepared[key]
@@ -104,7 +110,7 @@ def _on_symmetric(
     if len(topology.nodes) > 1 or len(topology.nodes[0]) == 1 or collective not in PASSES:
         return None
     rule, because = None, "no tuning table"
-    if table is not None and table.topology.fingerprint == topology.fingerprint:
+    if table is not None and kinship(table, topology) is not None:
         rule, because = table.find(collective, nbytes, dtype, op, SYMMETRIC), f"{table.origin} has no rule"
     if rule is None:
         why = "each rank reads and writes the others' memory, once"
@@ -134,12 +140,20 @@ def _from_rule(origin: str, rule: Rule, allow_native: bool, deterministic: bool)
             reason += ", which is not faster beyond the noise" if margin < 0 else ""
         if rule.algorithm == NATIVE:
             reason += "; the MPI library's own collective keeps none of treering's promises (deadline, agreement, NaN)"
-        return Choice(rule.algorithm, rule.params, rule, second, margin, origin, reason)
+        return Choice(rule.algorithm, rule.params, rule, second, margin, origin, reason, EXACT)
     if second and may(second.algorithm):
         why = "the order of the sum is fixed" if deterministic else "the MPI library's own collective is not allowed"
         reason = f"the runner-up of the rule for {rule}, whose {rule.algorithm} may not serve: {why}"
-        return Choice(second.algorithm, second.params, rule, None, None, origin, reason)
+        return Choice(second.algorithm, second.params, rule, None, None, origin, reason, EXACT)
     return f"{origin} has only {rule.algorithm} here, which this call may not take"
+
+
+def _as_near(choice: Choice | str, table: Table, topology: Topology) -> Choice | str:
+    """The choice of a table for a topology near to this one, which says so."""
+    if isinstance(choice, str):
+        return choice
+    reason = f"the nearest topology that was measured ({difference(table.topology, topology)}); {choice.reason}"
+    return replace(choice, margin=None, basis=NEAR, reason=reason)
 
 
 def difference(place: Place, topology: Topology) -> str:

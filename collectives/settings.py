@@ -6,10 +6,12 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from collectives.algorithms import find
 from collectives.errors import CollectiveError, MismatchError, TableError, UnsupportedError
+from collectives.kinship import nearest
 from collectives.peers import Peers
 from collectives.release import release
 from collectives.says import say
@@ -35,6 +37,7 @@ class Settings:
     overrides: Mapping[str, Override]
     overridden_by: str  # argument or environment
     spin: int = SPIN  # pauses before a wait yields
+    shelf: tuple[Table, ...] = ()  # of a folder of tables, until `on` has taken the one that suits the topology
 
     @classmethod
     def attempt(cls, *given: Any) -> "Settings | Exception":
@@ -61,20 +64,30 @@ class Settings:
         for collective, (name, params) in overrides.items():
             if name != NATIVE:
                 find(collective, name).check(**params)
-        if table is not None:
-            table = table if isinstance(table, Table) else load(table)
-            if table.target:
-                raise TableError(
-                    f"{table.origin} is for the collectives of {table.target} itself; give them to that library by "
-                    "`treering export`, and treering a table of its own: treering tune"
-                )
-            table.check(table.origin, refused)
-        return cls(table, seconds(timeout, "timeout"), overrides, by, pauses(os.environ.get("TREERING_SPIN")))
+        shelf: list[Table] = []
+        if isinstance(table, Table):
+            shelf = [table]
+        elif table is not None:
+            shelf = [load(path) for path in files(table)]
+        if len(shelf) == 1 and shelf[0].target:
+            raise TableError(
+                f"{shelf[0].origin} is for the collectives of {shelf[0].target} itself; give them to that library by "
+                "`treering export`, and treering a table of its own: treering tune"
+            )
+        shelf = [each.check(each.origin, refused) for each in shelf if not each.target]
+        limit, spin = seconds(timeout, "timeout"), pauses(os.environ.get("TREERING_SPIN"))
+        if len(shelf) == 1:
+            return cls(shelf[0], limit, overrides, by, spin)
+        return cls(None, limit, overrides, by, spin, tuple(shelf))
+
+    def on(self, topology: Topology) -> "Settings":
+        """The same, with the table of a folder that suits this topology, if one does."""
+        return replace(self, table=nearest(self.shelf, topology)) if self.shelf else self
 
     def with_table(self, table: str | os.PathLike[str] | Table) -> "Settings | Exception":
         """The same with another table, or why that cannot be."""
         read = Settings.attempt(table, self.timeout, None)
-        return replace(self, table=read.table) if isinstance(read, Settings) else read
+        return replace(self, table=read.table, shelf=read.shelf) if isinstance(read, Settings) else read
 
     @cached_property
     def allows_native(self) -> bool:
@@ -83,14 +96,14 @@ class Settings:
 
     def described(self) -> dict[str, tuple[object, str]]:
         """What ranks must agree on, by the name that a person knows: what is compared, and how it reads."""
-        table, overrides = self.table, sorted(self.overrides.items())
+        tables, overrides = self.shelf or ((self.table,) if self.table else ()), sorted(self.overrides.items())
         algorithms = "; ".join(f"{collective}={name} {params}" for collective, (name, params) in overrides)
         switches = {name: os.environ.get(name, "") for name in SWITCHES}
         return {
             "treering": (release(), release()),
             "table (argument or TREERING_TABLE)": (
-                table.digest() if table else None,
-                f"{table.origin} with digest {table.digest()}" if table else "none",
+                [table.digest() for table in tables],
+                ", ".join(f"{table.origin} with digest {table.digest()}" for table in tables) or "none",
             ),
             "timeout (argument or TREERING_TIMEOUT)": (self.timeout, f"{self.timeout:g} s"),
             "algorithm (argument or TREERING_ALGORITHM)": (overrides, algorithms or "none"),
@@ -138,6 +151,17 @@ class Settings:
             t = comm.topology
             table = self.table.origin if self.table else "no table"
             say(f"{comm.size} ranks, nodes {t.shape}, links {'+'.join(t.links) or 'none'}, {t.mpi}, {table}")
+
+
+def files(table: str | os.PathLike[str]) -> list[Path]:
+    """The table's file, or those of a folder of tables, by name. TableError where a folder has none."""
+    path = Path(table)
+    if not path.is_dir():
+        return [path]
+    found = sorted(path.glob("*.json"))
+    if not found:
+        raise TableError(f"{path}: a folder without tables; name one that `treering tune --output` wrote them into")
+    return found
 
 
 def refused(rule: Rule) -> str | None:

@@ -45,6 +45,7 @@ class Ranks:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-mpi", action="store_true", help="fail, not skip, where an MPI library is missing")
+    parser.addoption("--require-hosts", action="store_true", help="fail, not skip, where there can be no bed of hosts")
 
 
 @pytest.fixture(params=[pytest.param(name, marks=pytest.mark.mpi) for name in launch.LIBRARIES])

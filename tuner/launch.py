@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from collectives.errors import LaunchError
+from tuner.hosts import Hosts, in_allocation, srun
 
 RANKS = "TREERING_LAUNCHED_RANKS"  # how many ranks a launch of ours started
 PROGRESS = "TREERING_PROGRESS"  # set where standard error is a terminal, which ranks cannot see for themselves
@@ -115,27 +116,43 @@ def launcher() -> Launcher:
     )
 
 
-def command(ranks: int, program: Sequence[str], hosts: str | None = None) -> Launch:
-    """How to run `python *program` as so many ranks, on `hosts` (h1:2,h2:2) or here."""
-    start, mpi = launcher(), library()
-    cores = len(os.sched_getaffinity(0))
-    options = ["-n", str(ranks)]
-    environment = environment_of(start.path) | {RANKS: str(ranks)}
-    if mpi.name == "Open MPI":
-        if ranks > cores or hosts:
-            options.append("--oversubscribe")
-        if hosts:
-            forwarded = [name for name in os.environ if name.startswith("TREERING_")]
-            forwarded += [name for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ]
-            options += ["-H", hosts, *(part for name in (*forwarded, RANKS) for part in ("-x", name))]
-        if os.geteuid() == 0:
-            environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    elif hosts:
-        options += ["-hosts", hosts]
+def command(ranks: int, program: Sequence[str], hosts: Hosts | None = None) -> Launch:
+    """How to run `python *program` as so many ranks: on `hosts`, in Slurm's allocation, or here."""
+    mpi = library()
+    environment = {RANKS: str(ranks)}
     if sys.stderr.isatty():
         size = shutil.get_terminal_size()
         environment |= {PROGRESS: "1", "COLUMNS": str(size.columns), "LINES": str(size.lines)}
-    return Launch([start.path, *options, sys.executable, *program], environment)
+    by_slurm = None if hosts or "TREERING_MPIEXEC" in os.environ else srun(mpi.name, ranks, os.environ)
+    if by_slurm:
+        return Launch([*by_slurm, sys.executable, *program], {**os.environ, **environment})
+    start = launcher()
+    options, more = flags(mpi.name, ranks, hosts)
+    whole = environment_of(start.path) | environment | more
+    return Launch([start.path, "-n", str(ranks), *options, sys.executable, *program], whole)
+
+
+def flags(mpi: str, ranks: int, hosts: Hosts | None) -> tuple[list[str], dict[str, str]]:
+    """Options of the library's mpiexec, and what its environment needs."""
+    if mpi != "Open MPI":
+        agents = {
+            "MPICH": ["-launcher", "rsh", "-launcher-exec"],
+            "Intel MPI": ["-bootstrap", "rsh", "-bootstrap-exec"],
+        }
+        agent = [*agents[mpi], hosts.agent] if hosts and hosts.agent and mpi in agents else []
+        return [*agent, *(["-hosts", str(hosts)] if hosts else [])], {}
+    options, environment = list[str](), dict[str, str]()
+    if ranks > len(os.sched_getaffinity(0)) or hosts:
+        options.append("--oversubscribe")
+    if hosts:
+        forwarded = [name for name in os.environ if name.startswith("TREERING_")]
+        forwarded += [name for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ]
+        options += ["-H", str(hosts), *(part for name in (*forwarded, RANKS) for part in ("-x", name))]
+        options += ["--prtemca", "plm_ssh_agent", hosts.agent] if hosts.agent else []
+        environment |= WHOLE_NAMES
+    if os.geteuid() == 0:
+        environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return options, environment
 
 
 def environment_of(mpiexec: str) -> dict[str, str]:
@@ -143,8 +160,10 @@ def environment_of(mpiexec: str) -> dict[str, str]:
     return {**os.environ, "PATH": os.pathsep.join([str(Path(mpiexec).parent), os.environ.get("PATH", os.defpath)])}
 
 
-def execute(ranks: int, arguments: Sequence[str], hosts: str | None = None) -> NoReturn:
-    """Replace this process by mpiexec, which runs `treering *arguments` as so many ranks."""
+def execute(ranks: int, arguments: Sequence[str], hosts: Hosts | None = None) -> NoReturn:
+    """Replace this process by mpiexec or srun, which runs `treering *arguments` as so many ranks."""
+    if hosts:
+        hosts.reach()
     # Without -P, -m would look into the current folder first; ranks find what this process found, no more.
     unsafe = "" in sys.path or os.getcwd() in sys.path
     launch = command(ranks, [*([] if unsafe else ["-P"]), "-m", "tuner.cli", *arguments], hosts)
@@ -160,7 +179,8 @@ def announced(environment: Mapping[str, str] | None = None) -> tuple[str, int, i
     """What a launcher told this process: the variable, how many processes, which one; None if nobody started it."""
     env = os.environ if environment is None else environment
     for size, rank in SIZE_AND_RANK:
-        if env.get(size, "").isdecimal() and env.get(rank, "").isdecimal():
+        shell = size.startswith("SLURM_") and in_allocation(env)  # of salloc's or sbatch's, which starts ranks
+        if env.get(size, "").isdecimal() and env.get(rank, "").isdecimal() and not shell:
             return size, int(env[size]), int(env[rank])
     return None
 

@@ -13,6 +13,7 @@ from collectives.errors import LaunchError
 from collectives.table import Place, Rule, RunnerUp, Table
 from tests.launch import INHERITED, ROOT
 from tuner import cli, launch, units
+from tuner.hosts import Hosts, parse
 from tuner.space import candidate
 
 
@@ -149,7 +150,7 @@ def test_explain_without_ranks_speaks_for_the_tables_topology(capsys, table, mon
     status, out, _ = run(capsys, "explain", "--table", str(table), "--bytes", "4K", "--json")
     answer = json.loads(out)
     assert status == 0
-    assert list(answer) == ["algorithm", "params", "rule", "runner_up", "margin", "origin", "reason"]
+    assert list(answer) == ["algorithm", "params", "rule", "runner_up", "margin", "origin", "basis", "reason"]
     assert (answer["algorithm"], answer["origin"]) == ("one_shot", f"table {table}")
     assert answer["margin"] == pytest.approx(0.25)
     assert answer["rule"]["max_bytes"] == 5792
@@ -210,7 +211,7 @@ def test_a_command_that_needs_ranks_starts_them_with_its_own_arguments(monkeypat
             cli.main(arguments)
     assert [given[0] for given in started] == [2, 3, 4]
     assert started[0][1] == ["bench", "-n", "2", "--sizes", "8"]
-    assert started[1][2] == "a:2,b:1"
+    assert str(started[1][2]) == "a:2,b:1"
 
 
 @pytest.mark.parametrize(
@@ -230,7 +231,7 @@ def test_each_library_gets_the_flags_it_needs(monkeypatch, library, expected):
     assert made.environment["PATH"].startswith("/opt/bin:")
     assert made.environment[launch.RANKS] == "3"
     assert ("OMPI_ALLOW_RUN_AS_ROOT" in made.environment) == (library == "Open MPI" and os.geteuid() == 0)
-    assert launch.command(2, [], "a:1,b:1").command[3:5] == (
+    assert launch.command(2, [], Hosts(parse("a:1,b:1"))).command[3:5] == (
         ["--oversubscribe", "-H"] if library == "Open MPI" else ["-hosts", "a:1,b:1"])  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -136,9 +137,10 @@ def test_what_folds_once_is_what_the_verifier_finds_canonical():
 
 
 # ---------------------------------------------------------------- agreement
-def ranks(*others):
+def ranks(*others, hosts=None):
     """The peers of rank 0, as agreement sees them."""
-    said = [json.dumps(other).encode() for other in others]
+    hosts = hosts or [socket.gethostname()] * len(others)
+    said = [json.dumps([host, other]).encode() for host, other in zip(hosts, others, strict=True)]
     return SimpleNamespace(size=1 + len(others), exchange=lambda mine: [mine, *said])
 
 
@@ -169,6 +171,14 @@ def test_other_settings_are_named_with_their_rank(other, field, value):
     assert caught.value.field.startswith(field)
     assert caught.value.values[2] == value
     assert f"rank 2: {value}); give all ranks the same" in str(caught.value)
+
+
+def test_hosts_are_named_where_there_are_several():
+    mine = Settings.read(None, 5, None)
+    with pytest.raises(MismatchError, match=r"timeout \(.*rank 0: 5 s on .*, rank 1: 6 s on there"):
+        agree(ranks(described(None, 6, None), hosts=["there"]), mine)
+    with pytest.raises(MismatchError, match=r"on treering \(rank 0: .*sources .*, rank 1: not known there on there"):
+        agree(ranks({}, hosts=["there"]), mine)
 
 
 def test_other_tables_and_links_are_named(monkeypatch, table):

@@ -8,7 +8,8 @@ import pytest
 from collectives import launch
 from collectives.errors import LaunchError
 from collectives.launch import connect, refuse_lone_worlds, split_by_node
-from collectives.topology import Topology, group_by, mpi_library, processor
+from collectives.machine import UNBOUND, Machine, look, transport
+from collectives.topology import Topology, domains, group_by, listing, mpi_library, network, processor
 
 LINKS = ("shared-memory",)
 
@@ -57,6 +58,8 @@ def test_fingerprints_differ_where_a_table_may_not_be_used():
         topology((0, 1), (2, 3), cpu="another"),
         topology((0, 1), (2, 3), mpi="an MPI 1.1"),
         topology((0, 1), (2, 3), device="a GPU"),
+        topology((0, 1), (2, 3), network="tcp at 1 Gbit/s"),
+        topology((0, 2), (1, 3)),
     ]
     assert len({found.fingerprint for found in [base, *others]}) == 1 + len(others)
     assert base.fingerprint == topology((0, 1), (2, 3)).fingerprint
@@ -66,6 +69,69 @@ def test_fingerprints_differ_where_a_table_may_not_be_used():
 def test_this_machine_has_names():
     assert processor().strip()
     assert mpi_library().split()[-1][0].isdigit()
+
+
+# ---------------------------------------------------------------- machines
+def machine(name="h", cpu="C", sockets=1, domains=1, mbits=0, domain=UNBOUND):
+    return Machine(name, cpu, sockets, domains, 0, mbits, domain)
+
+
+def test_what_the_kernel_says_of_a_machine(tmp_path):
+    files = {
+        "proc/cpuinfo": "processor: 0\nmodel name\t: A  Processor\n",
+        "sys/devices/system/cpu/cpu0/topology/physical_package_id": "0",
+        "sys/devices/system/cpu/cpu1/topology/physical_package_id": "1",
+        "sys/devices/system/cpu/cpufreq/boost": "1",
+        "sys/devices/system/node/node0/cpulist": "0-1023",
+        "sys/devices/system/node/node1/cpulist": "1024-1025,1030",
+        "sys/devices/system/node/node2/cpulist": "",  # memory alone
+        "sys/bus/pci/devices/0000:01:00.0/vendor": "0x10de",
+        "sys/bus/pci/devices/0000:01:00.0/class": "0x030200",
+        "sys/bus/pci/devices/0000:02:00.0/vendor": "0x10de",
+        "sys/bus/pci/devices/0000:02:00.0/class": "0x040300",  # its sound
+        "sys/class/net/eth0/operstate": "up",
+        "sys/class/net/eth0/speed": "25000",
+        "sys/class/net/eth0/device/vendor": "",
+        "sys/class/net/docker0/operstate": "up",
+        "sys/class/net/docker0/speed": "100000",  # no card
+        "sys/class/net/eth1/operstate": "down",
+        "sys/class/net/eth1/speed": "400000",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = look(tmp_path)
+    assert (found.cpu, found.sockets, found.domains, found.domain) == ("A Processor", 2, 2, 0)
+    assert (found.gpus, found.mbits) == (1, 25000)
+    assert found.processors == "A Processor, 2 sockets, 2 NUMA domains"
+    port = tmp_path / "sys/class/infiniband/mlx5_0/ports/1"
+    port.mkdir(parents=True)
+    (port / "rate").write_text("200 Gb/sec (4X HDR)")
+    (port / "state").write_text("4: ACTIVE")
+    assert look(tmp_path).mbits == 200_000
+    blank = look(tmp_path / "nothing")
+    assert (blank.sockets, blank.domains, blank.domain, blank.gpus, blank.mbits) == (1, 1, UNBOUND, 0, 0)
+    assert transport(tmp_path) == "tcp"
+
+
+def test_what_nodes_have_in_common_is_said_once():
+    assert listing(["B", "A", "B"]) == "A and B"
+    assert network(["tcp", "tcp"], [machine(mbits=25000), machine(mbits=10000)]) == "tcp at 10 Gbit/s"
+    assert network(["verbs", "tcp"], [machine(mbits=0), machine(mbits=10000)]) == "tcp and verbs"
+
+
+def test_domains_are_ranks_of_a_node_that_are_bound_alike():
+    nodes = ((0, 2, 4), (1, 3))
+    bound = [machine(domain=domain) for domain in (1, 0, 0, 0, 1)]
+    assert domains(nodes, bound) == ((2,), (0, 4), (1, 3))
+    assert domains(nodes, [*bound[:4], machine()]) == ()
+    assert domains(nodes, [machine(domain=0)] * 5) == ()
+
+
+def test_a_rank_is_named_with_its_host_where_hosts_differ():
+    assert topology((0, 2), (1,), hosts=("n1.a", "n1.b")).name(2) == "rank 2 on n1.a"
+    assert topology((0, 2), (1,), hosts=("node", "node")).name(2) == "rank 2"
+    assert topology((0, 1)).name(1) == "rank 1"
 
 
 # ---------------------------------------------------------------- no job

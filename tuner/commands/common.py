@@ -3,13 +3,14 @@
 import argparse
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from collectives import dtypes, table
 from collectives.errors import LaunchError
-from tuner import launch, units
+from tuner import hosts, launch, units
 
 Add = Callable[..., argparse.ArgumentParser]
 
@@ -49,6 +50,8 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 def add_ranks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--ranks", type=value(positive), metavar="RANKS", help="start so many ranks with mpiexec")
     parser.add_argument("--hosts", metavar="H1:2,H2:2", help="start them on these hosts, so many on each")
+    parser.add_argument("--hostfile", metavar="FILE", help="the same, a host a line: h1:2, or h1 slots=2")
+    parser.add_argument("--agent", metavar="PROGRAM", help="reach hosts by it, called as ssh is (default: ssh)")
 
 
 def add_call(parser: argparse.ArgumentParser) -> None:
@@ -82,20 +85,31 @@ def check_call(args: argparse.Namespace) -> None:
 
 
 def ranks_needed(args: argparse.Namespace) -> int | None:
-    """How many ranks the flags ask for; UsageError where they contradict each other."""
-    if not args.hosts:
-        return args.ranks  # type: ignore[no-any-return]
-    total = 0
-    for host in args.hosts.split(","):
-        name, colon, number = host.partition(":")
-        if not name or (colon and not (number.isdecimal() and int(number) > 0)):
-            raise UsageError(f"--hosts: {host!r} is not HOST or HOST:RANKS; write h1:2,h2:2")
-        total += int(number) if colon else 1
-    if args.ranks and args.ranks != total:
+    """How many ranks the flags, or Slurm's allocation, ask for; UsageError where the flags contradict each other."""
+    where = hosts_of(args)
+    if where is None:
+        return args.ranks or hosts.allocated_ranks(os.environ)
+    if args.ranks and args.ranks != where.ranks:
         raise UsageError(
-            f"-n {args.ranks} contradicts --hosts {args.hosts}, which has {total} ranks; leave one of them out"
+            f"-n {args.ranks} contradicts {'--hosts' if args.hosts else '--hostfile'} {args.hosts or args.hostfile}, "
+            f"which has {where.ranks} ranks; leave one of them out"
         )
-    return total
+    return where.ranks
+
+
+def hosts_of(args: argparse.Namespace) -> hosts.Hosts | None:
+    """The hosts that the flags name. UsageError where they cannot be understood."""
+    if args.hosts and args.hostfile:
+        raise UsageError("--hosts and --hostfile: name hosts in one of them")
+    if not args.hosts and not args.hostfile:
+        if args.agent:
+            raise UsageError("--agent reaches hosts: name some with --hosts or --hostfile")
+        return None
+    try:
+        found = hosts.parse(args.hosts) if args.hosts else hosts.read(args.hostfile)
+    except ValueError as error:
+        raise UsageError(f"{'--hosts' if args.hosts else '--hostfile'}: {error}") from None
+    return hosts.Hosts(found, args.agent and (shutil.which(args.agent) or args.agent))
 
 
 def enter_ranks(args: argparse.Namespace, *, required: bool = True) -> Any:
@@ -106,10 +120,10 @@ def enter_ranks(args: argparse.Namespace, *, required: bool = True) -> Any:
     wanted, said = ranks_needed(args), launch.announced()
     if said is None and launch.RANKS not in os.environ:
         if wanted:
-            launch.execute(wanted, args.arguments, args.hosts)
+            launch.execute(wanted, args.arguments, hosts_of(args))
         if not required:
             return None
-        raise UsageError(f"`treering {args.command}` needs ranks: add -n RANKS, or start it under mpirun")
+        raise UsageError(f"`treering {args.command}` needs ranks: add -n RANKS, or start it under mpirun or srun")
     if wrong := launch.foreign_launcher():
         raise LaunchError(wrong)
     from mpi4py import MPI

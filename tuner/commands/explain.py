@@ -87,7 +87,7 @@ def without_ranks(args: argparse.Namespace, table: Table | None) -> Choice:
 
 
 def public(choice: Choice) -> dict[str, Any]:
-    fields = ("algorithm", "params", "rule", "runner_up", "margin", "origin", "reason")
+    fields = ("algorithm", "params", "rule", "runner_up", "margin", "origin", "basis", "reason")
     return {field: msgspec.to_builtins(getattr(choice, field)) for field in fields}
 
 
