@@ -1,5 +1,6 @@
 """Proves every algorithm at once: numbers of ranks, shapes of nodes, roots and settings; on several processors."""
 
+import gc
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, product
@@ -15,6 +16,7 @@ from collectives.schedule import Schedule
 from collectives.verify import Report, check_cells, verify
 
 SEGMENTED_RANKS = 17  # up to which pipelines are also run for more segments than they have slots
+COLLECTED = 200_000  # objects made between two searches for what is no longer used
 CHUNK = 4  # cases that a process takes at once
 
 
@@ -73,7 +75,8 @@ def prove(
     if jobs == 1:
         yield from chain.from_iterable(map(rows, found))
         return
-    with get_context("fork").Pool(jobs) as pool:  # a process must know what has been registered here
+    # Forked, so that a process knows what has been registered here; proofs make much that lives as long as they do.
+    with get_context("fork").Pool(jobs, gc.set_threshold, (COLLECTED,)) as pool:
         yield from chain.from_iterable(pool.imap(rows, found, CHUNK))
 
 

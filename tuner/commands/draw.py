@@ -1,4 +1,4 @@
-"""Draw an algorithm's schedule as text. Needs no MPI and no ranks."""
+"""Draw an algorithm's schedule, as text or as SVG. Needs no MPI and no ranks."""
 
 import argparse
 from pathlib import Path
@@ -15,7 +15,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--collective", choices=contract.COLLECTIVES, help="one of %(choices)s (default: where it is)")
     parser.add_argument("--ranks", type=value(positive), metavar="RANKS", help="how many (default: 4)")
     parser.add_argument("--nodes", type=value(units.parse_shapes), metavar="SHAPE", help="of the nodes: 2x2, 3+1")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write it there (default: print)")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="write it there, as SVG if it ends in .svg (default: print)"
+    )
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -41,17 +43,19 @@ def run(args: argparse.Namespace) -> int:
         schedules = algorithm.schedules(ranks, nodes=nodes, **params)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    from collectives import draw
+    from collectives import draw, svg
 
-    text = draw.text(schedules)
+    label = str(candidate(name, params))
+    as_svg = args.output is not None and args.output.suffix == ".svg"
+    text = svg.svg(schedules, f"{collective} {label}, {ranks} ranks") if as_svg else draw.text(schedules) + "\n"
     if args.json:
-        label = str(candidate(name, params))
-        print_json({"collective": collective, "algorithm": label, "ranks": ranks, "text": text, "doc": algorithm.doc})
+        drawn = draw.text(schedules)
+        print_json({"collective": collective, "algorithm": label, "ranks": ranks, "text": drawn, "doc": algorithm.doc})
     elif args.output:
         try:
-            args.output.write_text(text + "\n", encoding="utf-8")
+            args.output.write_text(text, encoding="utf-8")
         except OSError as error:
             raise UsageError(f"--output {args.output}: {error.strerror}; name a file that can be written") from None
     else:
-        print(text)
+        print(text, end="")
     return 0
