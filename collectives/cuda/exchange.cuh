@@ -46,18 +46,16 @@ DEVICE Part share(const Chunks& chunks, int c, u64 size) {
 
 // Where every rank's shared memory lies, found from the lines of the last meeting; false where some rank's is ordinary.
 DEVICE bool find_places(const Group& g, const Call& call, u32 epoch, Places& places) {
-    SHARED(u32, ordinary);
-    if (threadIdx.x == 0) ordinary = call.region == 0, places.n = g.size;
-    __syncthreads();
     for (int peer = threadIdx.x; peer < g.size; peer += blockDim.x) {
         const Line* line = g.line(g.rank, GIVEN, blockIdx.x, peer);
         u32 region = peer == g.rank ? call.region : line->region[epoch & 1];
         u64 offset = peer == g.rank ? call.offset : line->offset[epoch & 1];
-        if (region) places.at[peer] = g.regions[static_cast<u64>(region - 1) * MAX_RANKS + peer] + offset;
-        else ordinary = 1;
+        places.at[peer] = region ? g.regions[static_cast<u64>(region - 1) * MAX_RANKS + peer] + offset : nullptr;
     }
     __syncthreads();
-    return !ordinary;
+    bool everywhere = true;
+    for (int peer = 0; peer < g.size; peer++) everywhere = everywhere && places.at[peer] != nullptr;
+    return everywhere;
 }
 
 template <class N, int OP>

@@ -85,4 +85,4 @@ def lowered(
         first, end = w[w[at.PHASES] + phase * at.PHASE_WORDS :][:2]
         slots = (w[w[at.LANES] + lane * at.LANE_WORDS + at.SLOTS] for lane in range(first, end))
         blocks = max(blocks, sum(slots))
-    return Lowered(tuple(w), blocks, aligned(w[at.SCRATCH_BYTES]), aligned(w[at.SLOT_BYTES]))
+    return Lowered(tuple(map(int, w)), blocks, aligned(w[at.SCRATCH_BYTES]), aligned(w[at.SLOT_BYTES]))

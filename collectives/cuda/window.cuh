@@ -106,7 +106,7 @@ DEVICE bool meet(const Group& g, int kind, u32 epoch, u32 region, u64 offset, u3
         store_release(&line->epoch, epoch);
     }
     for (int peer = threadIdx.x; peer < g.size; peer += blockDim.x) {
-        if (peer != g.rank && !wait_for(g, kind, block, peer, epoch)) lost = 1;
+        if (peer != g.rank && !wait_for(g, kind, block, peer, epoch)) compare_and_swap(&lost, 0, 1);
     }
     __syncthreads();
     return !lost;
