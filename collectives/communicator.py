@@ -5,11 +5,13 @@ import sys
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from collectives import exits, timeline
 from collectives.calls import Calls, Choices, Options, Prepared
 from collectives.channel import Channel
+from collectives.cuda.views import on_device
+from collectives.diagnosis import NO_OP
 from collectives.dtypes import DTYPES, ITEMSIZE, check
 from collectives.engine import ENGINE, Work
 from collectives.errors import UnsupportedError
@@ -26,6 +28,9 @@ from collectives.settings import TIMEOUT_SECONDS, Settings, agree, seconds
 from collectives.store_peers import join
 from collectives.table import ORDINARY, STORAGES
 from collectives.topology import Topology
+
+if TYPE_CHECKING:
+    from collectives.cuda.device import OnDevice
 
 
 def chunk(count: int, size: int, rank: int) -> slice:
@@ -102,6 +107,7 @@ class Communicator(Moves):
         self._kept = 0
         self._last: tuple[Program, Choices] | Choice | None = None
         self._closed = False
+        self._gpu: OnDevice | None = None
         exits.watch(self._channel)
         ENGINE.timeline = timeline.watch(self._channel, ENGINE.timeline)
 
@@ -122,7 +128,7 @@ class Communicator(Moves):
     ) -> Any:
         """Reduce x over all ranks, element by element, on every rank; returns x, or out.
 
-        x: a torch CPU tensor of any shape, array.array, memoryview, or anything with the buffer protocol or DLPack; a
+        x: a torch tensor of any shape, on the CPU or a GPU, a CuPy array, array.array, memoryview, or anything with the buffer protocol or DLPack; a
         list of them is reduced together. out: where to write (default: into x). op: sum avg prod min max and or xor.
         algorithm: by name, with its parameters as keywords (see collectives.algorithms). order="fixed": ranks are
         folded in order, so that bits do not depend on size or algorithm. precision="accurate": float16 and bfloat16
@@ -144,6 +150,9 @@ class Communicator(Moves):
                 ENGINE.call(self._channel, quick[0], address, address, x)
                 return x
         self._check_open()
+        if on_device(x) or on_device(out):
+            how = {"algorithm": algorithm, "order": order, "precision": precision, "native": native, **params}
+            return self._on_device("allreduce", x, out, op, 0, how, blocking, timeout)
         if native:
             reason = "the call asks for the MPI library's own collective"
             self._last = Choice(NATIVE, {}, origin="argument", reason=reason)
@@ -179,6 +188,8 @@ class Communicator(Moves):
         as in allreduce.
         """
         self._check_open()
+        if on_device(x) or on_device(out):
+            return self._on_device("reduce_scatter", x, out, op, 0, how, blocking, timeout)
         return self._go(self._calls.reduce_scatter(x, out, op, Options.of(how)), blocking, timeout)
 
     def allgather(
@@ -190,6 +201,8 @@ class Communicator(Moves):
         elements. Other keywords, and errors, as in allreduce.
         """
         self._check_open()
+        if on_device(x) or on_device(out):
+            return self._on_device("allgather", x, out, NO_OP, 0, how, blocking, timeout)
         return self._go(self._calls.allgather(x, out, Options.of(how)), blocking, timeout)
 
     def broadcast(
@@ -197,6 +210,8 @@ class Communicator(Moves):
     ) -> Any:
         """Copy root's x to every rank's x; returns x. Other keywords, and errors, as in allreduce."""
         self._check_open()
+        if on_device(x):
+            return self._on_device("broadcast", x, None, NO_OP, root, how, blocking, timeout)
         return self._go(self._calls.broadcast(x, root, Options.of(how)), blocking, timeout)
 
     def reduce(
@@ -215,6 +230,8 @@ class Communicator(Moves):
         Returns the result on root, x elsewhere. Other keywords, and errors, as in allreduce.
         """
         self._check_open()
+        if on_device(x) or on_device(out):
+            return self._on_device("reduce", x, out, op, root, how, blocking, timeout)
         return self._go(self._calls.reduce(x, root, out, op, Options.of(how)), blocking, timeout)
 
     def plan(self, collective: str, x: Any, *args: Any, **how: Any) -> Persistent:
@@ -232,15 +249,18 @@ class Communicator(Moves):
         return Persistent(self._channel, prepared)
 
     # ------------------------------------------------------------ symmetric memory
-    def empty(self, shape: int | Sequence[int], dtype: Any = "float32") -> Any:
+    def empty(self, shape: int | Sequence[int], dtype: Any = "float32", device: Any = "cpu") -> Any:
         """An array in memory that all ranks of a node map: collectives on it, or on parts of it, need no copy.
 
         A torch tensor, or where torch is not imported an Array of ours, with the buffer protocol and DLPack; not
         initialised. Collective, with the same size on all ranks.
         Dropping it is local; its memory is used again when all ranks have. Ranks may pass different parts to a call;
-        where one passes ordinary memory, all go the ordinary way. TypeError, MismatchError, UnsupportedError.
+        where one passes ordinary memory, all go the ordinary way. device: "cuda" or "cuda:1" for memory of a GPU, the
+        same on a rank as its other arrays'. TypeError, MismatchError, UnsupportedError.
         """
         self._pause()
+        if str(device) != "cpu":
+            return self._device().empty(shape, dtype, str(device))
         return self._regions.empty(shape, dtype)
 
     def register(self, x: Any) -> Any:
@@ -294,6 +314,26 @@ class Communicator(Moves):
         if prepared.finish is not None:
             prepared.finish()
         return prepared.result
+
+    def _device(self) -> "OnDevice":
+        """What runs calls on GPUs."""
+        if self._gpu is None:
+            from collectives.cuda.device import OnDevice
+
+            self._gpu = OnDevice(self, self._settings.timeout)
+        return self._gpu
+
+    def _on_device(
+        self, collective: str, x: Any, out: Any, op: str, root: int, how: dict[str, Any], blocking: bool, timeout: Any
+    ) -> Any:
+        if how.pop("native", False):
+            raise UnsupportedError("native=True is for memory of the host; leave it out")
+        limit, gpu = None if timeout is None else seconds(timeout, "timeout"), self._device()
+        options = Options.of(how)
+        if not isinstance(x, list | tuple):
+            return gpu.call(collective, x, out, op, root, options, blocking, limit)
+        works = [gpu.call(collective, each, None, op, root, options, blocking, limit) for each in x]
+        return x if blocking else Several(works, x)
 
     def _submit(self, prepared: Prepared, timeout: float | None) -> Work:
         limit = self._settings.timeout if timeout is None else seconds(timeout, "timeout")
@@ -379,6 +419,8 @@ class Communicator(Moves):
         while worked and channel.pending:
             ENGINE.wait(channel.pending[-1])
         failed = channel.broken
+        if failed is None and self._gpu is not None:
+            self._gpu.close()
         if failed is None:
             exits.forget(channel)
             self._group.free()

@@ -22,6 +22,7 @@ COUNTS = "counts of an alltoall"  # which ranks tell each other before it
 CALLS = (*COLLECTIVES, COUNTS)
 NO_OP = "none"
 OPERATIONS = (NO_OP, *OPS)
+HOST, DEVICE, REFUSED = MEMORIES = ("the host's", "a GPU's", "none: its arguments cannot be served there")
 ERRORS: dict[int, type[CollectiveError]] = {
     st.TIMEOUT: CollectiveTimeout, st.PEER_LOST: PeerLost, st.LEFT: PeerLost,
 }  # fmt: skip
@@ -35,13 +36,14 @@ STATUS = {
 
 
 def fingerprint(
-    collective: str, dtype: str, op: str, root: int, count: int, algorithm: str, params: object
+    collective: str, dtype: str, op: str, root: int, count: int, algorithm: str, params: object, memory: str = HOST
 ) -> list[int]:
     """What ranks must agree on, as the board's words; `fields` reads them back."""
     known = ("", *names(collective)) if collective in COLLECTIVES else ("",)
     index = known.index(algorithm) if algorithm in known else 0
     settled = hash_of(f"{algorithm} {sorted(params.items()) if isinstance(params, dict) else params}")
-    kind = CALLS.index(collective) | DTYPES.index(dtype) << 8 | OPERATIONS.index(op) << 16 | root << 32
+    kind = CALLS.index(collective) | DTYPES.index(dtype) << 8 | OPERATIONS.index(op) << 16
+    kind |= MEMORIES.index(memory) << 24 | root << 32
     return [kind, count, index | settled << 8, 0]
 
 
@@ -60,6 +62,7 @@ def fields(words: list[int]) -> dict[str, object]:
     known = ("", *names(collective)) if collective in COLLECTIVES else ("",)
     return {
         "collective": collective,
+        "memory": MEMORIES[kind >> 24 & 0xFF],
         "dtype": DTYPES[kind >> 8 & 0xFF],
         "op": OPERATIONS[kind >> 16 & 0xFF],
         "root": kind >> 32,

@@ -216,6 +216,18 @@ class Plans:
             timeout=self.timeout,
         )
 
+    def agreement(self, fingerprint: Sequence[int], waits: bool = True) -> Program:
+        """What says to all ranks what a call is, and moves none of its data; `waits`: until all have said the same."""
+        call = self.call("allreduce", "uint8", int(waits), "or", 0, "recursive_doubling", {})
+        return Program(
+            self.channel.endpoint,
+            self._lower(call, self._schedule(call), 1, Bound([0, int(waits)]), None, None),
+            kernel=kernel("uint8", "or"),
+            itemsize=1,
+            fingerprint=fingerprint,
+            timeout=self.timeout,
+        )
+
     def _lower(
         self,
         call: Call,

@@ -1,4 +1,4 @@
-"""What the host and the kernels both know: the shape of a window, and words of structures. Kernels get these as constants.
+"""What the host and the kernels both know: the shape of a window, and words of structures. Kernels get them as constants.
 
 window.cuh says what lies in a window, and why.
 """

@@ -1,4 +1,4 @@
-"""Schedules lowered for a device: the same tables as the CPU's, with every message by a FIFO of the receiver's window."""
+"""Schedules lowered for a device: the CPU's tables, with every message by a FIFO of the receiver's window."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A compiler for devices, where there is one: NVRTC, which compiles at run time for CuPy, or nvcc. Neither needs a GPU."""
+"""A compiler for devices, where there is one: NVRTC, which CuPy compiles with, or nvcc. Neither needs a GPU."""
 
 from __future__ import annotations
 

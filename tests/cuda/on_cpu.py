@@ -1,4 +1,4 @@
-"""The kernels as code for the CPU: the same source, built by g++ with shim.h, and called as a driver launches kernels."""
+"""The kernels as code for the CPU: the same source, built by g++ with shim.h, called as a driver launches kernels."""
 
 from __future__ import annotations
 

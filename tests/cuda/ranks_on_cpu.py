@@ -50,7 +50,7 @@ class World:
         self.outputs = [self.memory.take(room) for _ in range(size)]
         self.data = [self.memory.take(room) for _ in range(size)]
         self.regions = self.memory.take(8 * at.MAX_RANKS)  # number 1 is `data`
-        (ctypes.c_uint64 * size).from_address(self.regions)[:] = self.data
+        ctypes.memmove(self.regions, (ctypes.c_uint64 * size)(*self.data), 8 * size)
 
     def group(self, rank: int, patience: int = PATIENCE) -> Group:
         return SHAPE.group(rank, self.windows, patience, self.reports[rank], self.regions)
@@ -84,7 +84,8 @@ def numbers(dtype: str, count: int, seed: int) -> bytes:
     if not dtype.endswith(("float16", "float32", "float64")):
         return chance.randbytes(count * size)
     special = {
-        "float16": (0x7C00, 0xFC00, 0x7E01, 0x8000, 0, 1, 0x7BFF), "bfloat16": (0x7F80, 0xFF80, 0x7FC1, 0x8000, 0, 1, 0x7F7F),
+        "float16": (0x7C00, 0xFC00, 0x7E01, 0x8000, 0, 1, 0x7BFF),
+        "bfloat16": (0x7F80, 0xFF80, 0x7FC1, 0x8000, 0, 1, 0x7F7F),
         "float32": (0x7F800000, 0xFF800000, 0x7FC00001, 0x80000000, 0, 1, 0x7F7FFFFF),
         "float64": (0x7FF << 52, 0xFFF << 52, (0x7FF8 << 48) + 1, 1 << 63, 0, 1, (0x7FF << 52) - 1),
     }[dtype]  # fmt: skip

@@ -42,7 +42,7 @@ def test_flags_are_released_and_acquired_by_the_whole_system(hopper):
 
 
 def test_signals_stand_between_barriers(hopper):
-    """A release by one thread covers what the block's others wrote only behind a barrier, and an acquire is passed on by one."""
+    """A release by one thread covers what others of its block wrote only behind a barrier; one passes an acquire on."""
     kinds = {"bar.sync": "B", "barrier.sync": "B", "st.release.sys": "R", "ld.acquire.sys": "A"}
     body = compiler.bodies(hopper)["signals_float32_sum"]
     order = "".join(kinds[found] for found in re.findall("|".join(map(re.escape, kinds)), body))
@@ -58,7 +58,7 @@ def test_memory_is_read_128_bits_at_a_time_and_never_from_the_read_only_cache(ho
 
 
 def test_nothing_is_contracted(hopper):
-    """A multiplication and an addition in one would make a mean's bits depend on the order of its first two operands."""
+    """A multiplication and an addition in one would make a mean's bits depend on its operands' order."""
     for name, body in compiler.bodies(hopper).items():
         assert not re.search(r"\b(?:fma|mad)\.(?:\w+\.)*(?:f16|bf16|f32|f64)", body), name
 

@@ -1,4 +1,4 @@
-"""Every kernel, from the very source that a device's compiler reads, across processes: bits as the CPU's own kernels make."""
+"""Every kernel, from the very source that devices' compilers read, across processes: the bits of the CPU's kernels."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from collectives.algorithms import find
 from collectives.contract import contract
 from collectives.cuda import layout as at
+from collectives.cuda import source
 from collectives.cuda.arguments import Bytes, Call, Places, Rounds, Steps
 from collectives.cuda.tables import channels, lowered, part_counts, parts_of
 from collectives.dtypes import ITEMSIZE
@@ -27,7 +28,7 @@ KINDS = {  # (gives, owner is root, taker), what each rank puts in and gets: see
     "allreduce": (1, False, at.EVERYONE), "reduce_scatter": (1, False, at.NOBODY), "allgather": (0, False, at.EVERYONE),
     "broadcast": (0, True, at.EVERYONE), "reduce": (1, True, at.NOBODY),
 }  # fmt: skip
-SCHEDULES = (
+SCHEDULES: tuple[tuple[str, str, dict[str, int]], ...] = (
     ("allreduce", "ring", {}), ("allreduce", "ring", {"segment_bytes": 64, "slots": 3}),
     ("allreduce", "double_tree", {"segment_bytes": 128, "slots": 2}), ("allreduce", "recursive_doubling", {}),
     ("allreduce", "two_shot", {}), ("broadcast", "binomial_tree", {}), ("broadcast", "scatter_allgather", {}),
@@ -111,7 +112,7 @@ class Case:
         assert not wrong, f"rank {rank} of {self.world.size}: {what}: {self}: {len(wrong)} wrong, first at {wrong[0]}"
 
 
-POOL = {dtype: numbers(dtype, 4096, 11) for dtype in ITEMSIZE if dtype in on_cpu.source.ELEMENTS}
+POOL = {dtype: numbers(dtype, 4096, 11) for dtype in ITEMSIZE if dtype in source.ELEMENTS}
 
 
 def exchange(case: Case, rank: int) -> Call:
@@ -121,7 +122,8 @@ def exchange(case: Case, rank: int) -> Call:
     packed = {"reduce_scatter": at.OUTPUT_CHUNK, "allgather": at.INPUT_CHUNK}.get(case.collective, 0)
     return Call(
         source, target, case.count, 1 if packed else 16 // case.size, SHAPE.slot_bytes, gives,
-        case.root if rooted else at.EVERYONE, taker, case.symmetric, shared - case.world.data[rank] if case.symmetric else 0,
+        case.root if rooted else at.EVERYONE, taker, case.symmetric,
+        shared - case.world.data[rank] if case.symmetric else 0,
         packed,
     )  # fmt: skip
 
@@ -143,8 +145,8 @@ def cases(world: World) -> list[tuple[str, Case]]:
         if collective == "allreduce":
             n = next(turn)
             found += [
-                ("one_shot", Case(world, collective, dtype, op, COUNTS[(n + k) % 5], offset=(n + k) % 2, in_place=k > 0, seed=n + k))
-                for k in range(2)
+                ("one_shot", Case(world, collective, dtype, op, COUNTS[k % 5], offset=k % 2, in_place=k > n, seed=k))
+                for k in (n, n + 1)
             ]  # fmt: skip
     return found
 
@@ -225,8 +227,15 @@ def test_schedules(size):
             lanes, slots = channels(schedules)
             n = parts_of(collective, parts, lanes, slots, count)
             counts = part_counts(count, n, case.size)
+            segment = full.get("segment_bytes")
             tables = [
-                [lowered(schedules[r], collective, size, r, c, case.size, piece_bytes=128, segment_bytes=full.get("segment_bytes"), weights=weights[r]) for c in counts]
+                [
+                    lowered(
+                        schedules[r], collective, size, r, part, case.size,
+                        piece_bytes=128, segment_bytes=segment, weights=weights[r],
+                    )
+                    for part in counts
+                ]
                 for r in range(size)
             ]  # fmt: skip
             case.expected(0)
@@ -273,7 +282,7 @@ def near(case: Case, rank: int, name: str) -> None:
 
 
 def test_fold_on_any_alignment():
-    """The local fold, from 1 to 9 operands, aligned and not, in place and not: the CPU's bits, and nothing beside them."""
+    """The local fold, from 1 to 9 operands, aligned and not, in place and not: the CPU's bits, and none beside them."""
     memory = Memory(1 << 20)
     on_cpu.library()
     for i, (dtype, op) in enumerate(on_cpu.KINDS):

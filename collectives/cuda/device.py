@@ -1,0 +1,334 @@
+"""A communicator's calls on GPUs: what they are is agreed on the host, and what they do is ordered on streams.
+
+The first call is collective on the host too: ranks tell each other their GPUs, and map each other's windows where they
+can. After that a call on the `cuda-ipc` path waits for nothing on the host: it publishes what it is, launches, and
+returns.
+"""
+
+import ctypes
+import json
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from collectives import diagnosis
+from collectives.cuda import choice as choices
+from collectives.cuda import launcher
+from collectives.cuda import layout as at
+from collectives.cuda.choice import IPC, KERNELS, STAGED, DeviceChoice
+from collectives.cuda.driver import Driver, driver
+from collectives.cuda.launcher import Request
+from collectives.cuda.memory import DeviceMemory, SymmetricMemory, attempt
+from collectives.cuda.schedules import Schedules
+from collectives.cuda.source import ELEMENTS
+from collectives.cuda.staged import Staged
+from collectives.cuda.views import view
+from collectives.cuda.window import Shape
+from collectives.cuda.work import DeviceWork
+from collectives.dtypes import HALVES, ITEMSIZE, check
+from collectives.engine import ENGINE
+from collectives.errors import CollectiveError, CollectiveTimeout, CommunicatorBroken, UnsupportedError
+from collectives.extents import chunk_offsets
+from collectives.native import layout as st
+from collectives.native.program import Program
+from collectives.says import say
+
+if TYPE_CHECKING:
+    from collectives.calls import Options
+    from collectives.communicator import Communicator
+
+MOST_CALLS = 256  # whose agreement is kept
+
+
+class OnDevice:
+    """One communicator's GPU. Made at the first call; `ready` is collective."""
+
+    def __init__(self, comm: "Communicator", timeout: float):
+        self.comm, self.timeout, self.rank, self.size = weakref.proxy(comm), timeout, comm.rank, comm.size
+        self.channel, self.plans, self.peers = comm._channel, comm._plans, comm._group.comm
+        self.paths: tuple[str, ...] = ()
+        self.why_not = ""  # the ipc path is not there
+        self.last: DeviceChoice | None = None
+        self.device = -1
+        self._agreed: dict[tuple[object, ...], Program] = {}
+        self._byte = ctypes.create_string_buffer(8)
+        self._staged: Staged | None = None
+
+    # ------------------------------------------------------------ getting ready
+    def ready(self, device: int) -> None:
+        """Meet the other ranks' GPUs. Collective; UnsupportedError on all ranks where one has none that serves."""
+        if self.paths:
+            return
+        self.device, node = device, self.comm._group.node
+
+        def introduce() -> bytes:
+            self.driver: Driver = driver()
+            self.driver.use(device)
+            about = self.driver.properties(device)
+            return json.dumps([about.name, about.bus, about.multiprocessors]).encode()
+
+        everyone = [json.loads(said) for said in attempt(self.peers, "use CUDA", introduce)]
+        self.names = [name for name, _, _ in everyone]
+        self.side = self.driver.stream()
+        self.ordered = self.driver.event()
+        self.stream_before = self.side
+        self.memory = DeviceMemory(self.driver, self.peers)
+        sharing = max(sum(1 for _, bus, _ in everyone if bus == mine) for _, mine, _ in everyone)
+        self.resident = max(1, min(count for _, _, count in everyone) // sharing)
+        self.shape = Shape()
+        if node.size != self.size:
+            self.why_not = "the ranks are on several nodes"
+        elif self.size > at.MAX_RANKS:
+            self.why_not = f"there are {self.size} ranks, and a window is for {at.MAX_RANKS}"
+        else:
+            try:
+                self._map_windows()
+            except UnsupportedError as error:
+                self.why_not = str(error)
+        self.paths = (STAGED,) if self.why_not else (IPC, STAGED)
+        if sharing > 1 and self.rank == 0:
+            say(f"{sharing} ranks share a GPU: without MPS (nvidia-cuda-mps-control) their kernels take turns")
+
+    def _map_windows(self) -> None:
+        window = self.memory.share(self.shape.window_bytes(self.size))
+        self.report = self.driver.pin(4 * at.REPORT_WORDS)
+        self.said = (ctypes.c_uint32 * at.REPORT_WORDS).from_address(self.report)
+        self.symmetric = SymmetricMemory(self.memory, self.side)
+        self.group = self.shape.group(
+            self.rank, window.bases, int(self.timeout * 1e9), self.report, self.symmetric.table
+        )  # fmt: skip
+        self.schedules = Schedules(self.driver, self.rank, self.size, self.shape, self.side)
+        self.window = window
+
+    def agree(self, collective: str, dtype: str, op: str, root: int, count: int, what: str, memory: str) -> None:
+        """Say to all ranks what the call is. The first of its kind waits until all have said the same."""
+        key = collective, dtype, op, root, count, what, memory
+        program = self._agreed.get(key)
+        mark = diagnosis.fingerprint(collective, dtype, op, root, count, "", what, memory)
+        address = ctypes.addressof(self._byte)
+        if program is None:
+            ENGINE.call(self.channel, self.plans.agreement(mark), address, address, self._byte)
+            if len(self._agreed) == MOST_CALLS:
+                self._agreed.clear()
+            self._agreed[key] = self.plans.agreement(mark, waits=False)
+        else:
+            ENGINE.call(self.channel, program, address, address, self._byte)
+
+    # ------------------------------------------------------------ calls
+    def call(
+        self,
+        collective: str,
+        x: Any,
+        out: Any,
+        op: str,
+        root: int,
+        options: "Options",
+        blocking: bool,
+        timeout: float | None,
+    ) -> Any:
+        """Run a collective on device memory. What cannot be served is said on all ranks."""
+        try:
+            device = self._device_of(x)
+            request, result = self._request(collective, x, out, op, root)
+        except (TypeError, ValueError, BufferError, UnsupportedError) as error:
+            self._refuse(collective, error)
+            raise
+        self.ready_for(collective, device)
+        try:
+            chosen = self._choose(request, options)
+        except (ValueError, UnsupportedError) as error:
+            self._refuse(collective, error)
+            raise
+        self.agree(collective, request.dtype, op, root, request.count, f"{chosen.algorithm} {chosen.params}", diagnosis.DEVICE)
+        self.last = chosen
+        if chosen.path == STAGED:
+            return self._through_the_host(request, chosen, result, x, blocking, timeout)
+        return self._launch(request, chosen, result, x, blocking, timeout)
+
+    def ready_for(self, collective: str, device: int) -> None:
+        """As `ready`, once all ranks are seen to come with device memory."""
+        if not self.paths:
+            self.agree(collective, "uint8", diagnosis.NO_OP, 0, 0, "first call", diagnosis.DEVICE)
+            self.ready(device)
+
+    def _refuse(self, collective: str, error: BaseException) -> None:
+        """Tell the others that this rank cannot make its call: they get a MismatchError, and this rank its own."""
+        with suppress(CollectiveError):
+            self.agree(collective, "uint8", diagnosis.NO_OP, 0, 0, str(error), diagnosis.REFUSED)
+
+    def _device_of(self, x: Any) -> int:
+        if self.device >= 0:
+            return self.device
+        torch_device = getattr(getattr(x, "device", None), "index", None)
+        if torch_device is not None:
+            return int(torch_device)
+        return driver().owner(x.__cuda_array_interface__["data"][0]).device
+
+    def _view(self, x: Any, name: str = "x", writes: bool = False) -> Any:
+        known = self.driver if self.paths else driver()
+        return view(x, known, self._device_of(x), name, writes)
+
+    def _request(self, collective: str, x: Any, out: Any, op: str, root: int) -> tuple[Request, Any]:
+        from collectives.calls import apart, expect
+
+        if op != diagnosis.NO_OP and collective in ("allgather", "broadcast"):
+            op = diagnosis.NO_OP
+        if not 0 <= root < self.size:
+            raise ValueError(f"root {root!r} is not one of {self.size} ranks, 0 to {self.size - 1}")
+        writes = out is None and (collective == "allreduce" or (collective == "reduce" and self.rank == root))
+        writes = writes or (collective == "broadcast" and self.rank != root)
+        source = self._view(x, "x", writes)
+        count, wanted, result = source.count, source.count, x
+        if collective == "reduce_scatter":
+            offsets = chunk_offsets(count, self.size)
+            wanted = offsets[self.rank + 1] - offsets[self.rank]
+            out = driver().like(x, wanted) if out is None else out
+        if collective == "allgather":
+            out = driver().like(x, self.size * count) if out is None else out
+            count = wanted = self._view(out, "out", True).count
+            offsets = chunk_offsets(count, self.size)
+            mine = offsets[self.rank + 1] - offsets[self.rank]
+            expect(source, mine, source.dtype, f"rank {self.rank}'s chunk of {count} elements", "x")
+        target = source
+        if out is not None and (collective != "reduce" or self.rank == root):
+            target, result = self._view(out, "out", True), out
+            expect(target, wanted, source.dtype, "x")
+            inside = collective == "allgather" and source.address == target.address + offsets[self.rank] * source.itemsize
+            if target.address != source.address and not inside:
+                apart(source, target)
+        if op != diagnosis.NO_OP:
+            check(source.dtype, op)
+        return Request(collective, op, root, count, source, target), result
+
+    def _choose(self, request: Request, options: "Options") -> DeviceChoice:
+        settings, params = self.comm._settings, dict(options.params)
+        name, because = options.algorithm, "by default"
+        if name is not None:
+            because = "the call names it"
+        elif request.collective in settings.overrides:
+            name, given = settings.overrides[request.collective]
+            params, because = {**given, **params}, "the communicator or TREERING_ALGORITHM names it"
+        chosen = choices.choose(
+            request.collective, request.nbytes, self.size, self.paths, name, params, because=because
+        )  # fmt: skip
+        once = chosen.folds_once or chosen.path == STAGED
+        if not once and (options.order == "fixed" or (options.precision == "accurate" and request.dtype in HALVES)):
+            raise UnsupportedError(
+                f"{request.collective} {chosen.algorithm} folds ranks in no fixed order, and more than once; "
+                f"{', '.join(KERNELS[request.collective])} serves"
+            )
+        return chosen
+
+    # ------------------------------------------------------------ kernels
+    def _launch(
+        self, request: Request, chosen: DeviceChoice, result: Any, x: Any, blocking: bool, timeout: float | None
+    ) -> Any:
+        self.look()
+        d, kernels = self.driver, KERNELS[request.collective]
+        current = d.current_stream(x, self.device)
+        stream = current if blocking else self.side
+        if request.count:
+            if not blocking:
+                self._after(stream, current)
+            if self.stream_before != stream:  # kernels of one rank take turns on its window
+                d.wait(stream, self.ordered)
+            self.group.patience = int((self.timeout if timeout is None else timeout) * 1e9)
+            if chosen.algorithm in kernels:
+                self._launch_kernel(request, chosen, stream)
+            else:
+                self._launch_steps(request, chosen, stream)
+            d.record(self.ordered, stream)
+            self.stream_before = stream
+        if blocking:
+            return result
+        event = d.event()
+        d.record(event, stream)
+        return DeviceWork(d, self.device, x, result, event, self.look)
+
+    def _after(self, stream: int, before: int) -> None:
+        """What `stream` gets from here on begins after what `before` has."""
+        event = self.driver.event()
+        self.driver.record(event, before)
+        self.driver.wait(stream, event)
+        self.driver.forget(event)  # CUDA frees it when it has served
+
+    def _launch_kernel(self, request: Request, chosen: DeviceChoice, stream: int) -> None:
+        shared = request.shared
+        place = self.symmetric.find(shared.address, shared.n_bytes) if shared is not None else (0, 0)
+        arguments = launcher.call(request, chosen, self.shape, self.size, place)
+        blocks = launcher.grid(request.nbytes, self.resident, chosen["blocks"])
+        kernel = "one_shot" if chosen.algorithm == choices.ONE_SHOT else "exchange"
+        function = self.driver.function(kernel, request.dtype, request.folds)
+        self.driver.launch(function, blocks, chosen["threads"], (self.group, arguments), stream)
+
+    def _launch_steps(self, request: Request, chosen: DeviceChoice, stream: int) -> None:
+        kept = self.schedules.find(request, chosen, self.resident)
+        source, target = request.source.address, request.target.address
+        if request.collective == "allreduce" and source != target:
+            self.driver.copy(target, source, request.target.n_bytes, stream)
+        function = self.driver.function("steps", request.dtype, request.folds)
+        self.driver.launch(function, kept.blocks, chosen["threads"], (self.group, kept.steps(source, target)), stream)
+
+    def look(self) -> None:
+        """Raise what has gone wrong since: a kernel gave up, or the communicator is broken, which stops kernels."""
+        code = self.said[at.R_CODE]
+        if code and self.channel.broken is None:
+            self.channel.break_(st.TIMEOUT, self._explain())
+        if self.channel.broken is not None:
+            self.said[at.R_STOP] = 1
+            if isinstance(self.channel.broken, CollectiveTimeout) and code:
+                raise self.channel.broken
+            raise self.channel.broken_now()
+
+    def _explain(self) -> CollectiveError:
+        r = self.said
+        if r[at.R_CODE] == at.STOPPED:
+            return CommunicatorBroken("a kernel was stopped by its host")
+        return CollectiveTimeout(
+            f"rank {self.rank}: a kernel gave up: in block {r[at.R_BLOCK]}, waiting for rank {r[at.R_PEER]} "
+            f"({at.KINDS[r[at.R_KIND]]}: {r[at.R_WANTED]} wanted, {r[at.R_SEEN]} seen). That rank is late, or does not "
+            "make this call; timeout= or TREERING_TIMEOUT sets another deadline"
+        )
+
+    # ------------------------------------------------------------ through the host
+    def _through_the_host(
+        self, request: Request, chosen: DeviceChoice, result: Any, x: Any, blocking: bool, timeout: float | None
+    ) -> Any:
+        if self._staged is None:
+            host = self.comm.split(0)
+            self._staged = Staged(self.driver, self.device, host, self.timeout)
+        stream = self.driver.current_stream(x, self.device)
+        work = self._staged.submit(request, result, x, stream, chosen["piece_bytes"], chosen["slots"])
+        return work.wait(timeout) if blocking else work
+
+    # ------------------------------------------------------------ memory
+    def empty(self, shape: int | Sequence[int], dtype: Any, device: str) -> Any:
+        """Symmetric memory of the device, "cuda:1". Collective; UnsupportedError where ranks cannot map each other's."""
+        name = str(dtype).removeprefix("torch.")
+        kind, _, index = device.partition(":")
+        if kind != "cuda" or name not in ELEMENTS:
+            raise TypeError(f"device {device!r} is cuda or cuda:N, and dtype {name!r} one of {', '.join(ELEMENTS)}")
+        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+        n_bytes = max(1, prod(sizes) * ITEMSIZE[name])
+        self.ready_for("allreduce", int(index) if index else max(self.device, 0))
+        self.agree("allreduce", name, diagnosis.NO_OP, 0, n_bytes, "empty", diagnosis.DEVICE)
+        if IPC not in self.paths:
+            raise UnsupportedError(f"these ranks cannot share memory of their GPUs: {self.why_not}")
+        return self.symmetric.empty(name, sizes, n_bytes)
+
+    def close(self) -> None:
+        """Collective, with no call under way on any rank."""
+        if not self.paths:
+            return
+        self.driver.synchronize(self.stream_before)
+        if self._staged is not None:
+            self._staged.close()
+        if IPC in self.paths:
+            self.schedules.close()
+            self.symmetric.close()
+            self.peers.meet()
+            self.memory.close()
+            self.driver.unpin(self.report)
+
