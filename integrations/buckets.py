@@ -113,4 +113,4 @@ def check(tensor: torch.Tensor) -> None:
 
 
 def device_refusal(what: str, device: torch.device) -> str:
-    return f"{what} is on {device}, and treering's hook averages on the CPU: keep the model there, or plain DDP"
+    return f"{what} is on {device}, and treering's hook averages on the CPU or an NVIDIA GPU: keep the model there, or plain DDP"

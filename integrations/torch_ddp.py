@@ -30,6 +30,7 @@ from collectives.errors import UnsupportedError
 from integrations.bucket_advice import advised
 from integrations.buckets import SPARSE, Bucket, BucketReport, as_numbers, device_refusal
 from integrations.overlap import Job, Mode, Overlap, Progress, Runner
+from integrations.torch_ddp_cuda import GpuBuckets
 from integrations.torch_launch import by_mpi, communicator
 from integrations.zero_copy import SharedBuckets, Wanted
 
@@ -75,6 +76,7 @@ class DDPHookState:
     _first: float  # when the first bucket came
     _last: float  # when the last one was done
     _step_began: float
+    _on_gpu: GpuBuckets
 
     def __init__(
         self,
@@ -231,6 +233,7 @@ class DDPHookState:
         vars(self).update(settings)
         self._comm, self._buckets, self._jobs, self._in_tasks = None, {}, [], set()
         self._first, self._last, self.advised = 0.0, 0.0, None
+        self._on_gpu = GpuBuckets()
 
 
 def allreduce_hook(
@@ -242,8 +245,11 @@ def allreduce_hook(
     It is done when the backward pass has ended. What goes wrong is raised here or there, so by `backward()`, with its
     own type and traceback. (PyTorch would show an exception that is set on the future as "Unable to cast".)
     """
+    tensor = bucket.buffer()
+    if tensor.is_cuda:
+        return cast("torch.futures.Future[torch.Tensor]", state._on_gpu.begin(state.comm, tensor))
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    state.begin(bucket.buffer(), bucket.index(), future)
+    state.begin(tensor, bucket.index(), future)
     state.finish_after_backward()
     return future
 
@@ -254,8 +260,8 @@ def register(ddp_model: nn.Module, **keywords: Any) -> DDPHookState:
     Collective over the model's ranks. Rank 0 says where the tuning table knows a `bucket_cap_mb` with which this
     model's steps were faster (`treering tune --ddp`).
 
-    TypeError for other models and for modules that make sparse gradients, UnsupportedError for parameters that are not
-    on the CPU, RuntimeError where the model has a hook already, ValueError where the communicator has other ranks than
+    TypeError for other models and for modules that make sparse gradients, UnsupportedError for parameters that are
+    neither on the CPU nor on an NVIDIA GPU, RuntimeError where the model has a hook already, ValueError where the communicator has other ranks than
     the model's process group.
     """
     if not isinstance(ddp_model, DistributedDataParallel):
@@ -271,7 +277,7 @@ def register(ddp_model: nn.Module, **keywords: Any) -> DDPHookState:
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
             raise TypeError(f"{SPARSE}; module {name or type(module).__name__} makes them: give it sparse=False")
     for name, parameter in ddp_model.module.named_parameters():
-        if parameter.requires_grad and parameter.device.type != "cpu":
+        if parameter.requires_grad and parameter.device.type not in ("cpu", "cuda"):
             raise UnsupportedError(device_refusal(f"parameter {name}", parameter.device))
     state = DDPHookState(**keywords)
     group = ddp_model.process_group.size()

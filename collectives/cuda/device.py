@@ -245,7 +245,7 @@ class OnDevice:
             return result
         event = d.event()
         d.record(event, stream)
-        return DeviceWork(d, self.device, x, result, event, self.look)
+        return DeviceWork(d, self.device, x, result, event, stream, self.look)
 
     def _after(self, stream: int, before: int) -> None:
         """What `stream` gets from here on begins after what `before` has."""

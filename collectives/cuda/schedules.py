@@ -12,7 +12,6 @@ from collectives.cuda.driver import Driver
 from collectives.cuda.launcher import Request
 from collectives.cuda.tables import channels, lowered, part_counts, parts_of
 from collectives.cuda.window import Shape
-from collectives.errors import UnsupportedError
 from collectives.verify import weights
 
 MOST_TABLES = 64  # kept; the one used longest ago goes first
@@ -65,7 +64,7 @@ class Schedules:
         weighed = weights(schedules, promise)[self.rank] if request.op == "avg" else None
         lanes, slots = channels(schedules)
         itemsize = request.target.itemsize
-        parts = parts_of(request.collective, choice["parts"], lanes, slots, request.count)
+        parts = parts_of(request.collective, choice["parts"], lanes, slots, request.count, resident)
         counts = part_counts(request.count, parts, itemsize)
         made = [
             lowered(
@@ -75,11 +74,6 @@ class Schedules:
             for count in counts
         ]  # fmt: skip
         blocks = parts * max(each.blocks for each in made)
-        if parts * lanes * slots > resident:  # the same on all ranks, unlike the blocks that one of them needs
-            raise UnsupportedError(
-                f"{request.collective} {choice.algorithm} wants {parts * lanes * slots} blocks, and {resident} are "
-                "resident here: pass fewer parts or slots"
-            )
         scratch, slot = (max(getattr(each, name) for each in made) for name in ("scratch_bytes", "slot_bytes"))
         table_bytes = [-(-8 * len(each.words) // 256) * 256 for each in made]
         memory = self.driver.allocate(sum(table_bytes) + parts * (scratch + slot) + 256)

@@ -32,14 +32,19 @@ def channels(schedules: Sequence[Schedule]) -> tuple[int, int]:
     return 1 + max((number for number, _ in lanes), default=0), max((slots for _, slots in lanes), default=1)
 
 
-def parts_of(collective: str, wanted: int, lanes: int, slots: int, count: int) -> int:
-    """How many parts a message has: as many as wanted, as long as FIFOs and elements last. The same on all ranks."""
-    if lanes * slots > device.MAX_BLOCKS:
+def parts_of(
+    collective: str, wanted: int, lanes: int, slots: int, count: int, blocks: int = device.MAX_BLOCKS
+) -> int:
+    """How many parts a message has: as many as wanted, as long as blocks and elements last. The same on all ranks.
+
+    UnsupportedError where not even one part has a block for each slot of each lane.
+    """
+    blocks = min(blocks, device.MAX_BLOCKS)
+    if lanes * slots > blocks:
         raise UnsupportedError(
-            f"the schedule needs {lanes} lanes of {slots} slots, and a device has {device.MAX_BLOCKS} blocks for them: "
-            "pass fewer slots"
+            f"the schedule needs {lanes} lanes of {slots} slots, and {blocks} blocks can be resident: pass fewer slots"
         )
-    most = device.MAX_BLOCKS // (lanes * slots) if collective in ELEMENTWISE else 1
+    most = blocks // (lanes * slots) if collective in ELEMENTWISE else 1
     return max(1, min(wanted, most, count))
 
 

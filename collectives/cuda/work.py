@@ -13,8 +13,11 @@ NAP_SECONDS = 5e-5
 class DeviceWork:
     """A call whose kernels are on their way. `wait` orders the caller's stream behind them, and the host goes on."""
 
-    def __init__(self, driver: Driver, device: int, x: Any, result: Any, event: int, look: Callable[[], None]):
+    def __init__(
+        self, driver: Driver, device: int, x: Any, result: Any, event: int, stream: int, look: Callable[[], None]
+    ):
         self.driver, self.device, self.x, self.result, self.event, self.look = driver, device, x, result, event, look
+        self.stream = stream  # on which it runs
         self.ended = False
 
     def done(self) -> bool:

@@ -85,7 +85,7 @@ class Emulator:
 
     def properties(self, device: int) -> Properties:
         self._may("properties")
-        return Properties("emulated", 8, 90, self.bus, 13000)
+        return Properties("emulated", 12, 90, self.bus, 13000)
 
     def use(self, device: int) -> None:
         assert device == self.device

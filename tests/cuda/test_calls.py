@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+
 import pytest
+
+from collectives.cuda.driver import driver
+from collectives.errors import UnsupportedError
 
 from tests.cuda import on_cpu
 
@@ -17,3 +23,47 @@ def built():
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_calls(mpich, ranks):
     mpich(ranks, "cuda_calls")
+
+
+def test_what_ranks_pass_by_mistake(mpich):
+    """Each mistake of one rank is said on every rank, before anybody's deadline but that of a kernel that waits."""
+    done = mpich.run(2, ["-m", "tests.programs.cuda_errors"], timeout=100)
+    assert done.returncode != 0  # broken communicators end their job
+    seen = json.loads(done.stdout.strip().splitlines()[0])
+
+    def both(case, first, second):
+        for rank, (kind, words) in enumerate((first, second)):
+            found = seen[case][rank]
+            assert found[0] == kind, (case, rank, found)
+            assert words in found[1], (case, rank, found)
+
+    mismatch = ("MismatchError", "memory")
+    both("a host's array", mismatch, mismatch)
+    both("a host's array, later", mismatch, mismatch)
+    both("another count", ("MismatchError", "count"), ("MismatchError", "count"))
+    both("not contiguous", mismatch, ("ValueError", "is not contiguous"))
+    both("another device", mismatch, ("ValueError", "is on GPU 1, and this communicator works on GPU 0"))
+    both("managed memory", mismatch, ("UnsupportedError", "managed memory"))
+    both("no driver", ("UnsupportedError", "rank 1: cannot properties"), ("UnsupportedError", "rank 1: cannot properties"))
+    both("a dtype that kernels have not", mismatch, ("UnsupportedError", "on a GPU there are float16"))
+    both("an unknown parameter", mismatch, ("ValueError", "has no parameter 'lanes'"))
+    both("a rank whose kernel never comes", ("CollectiveTimeout", "waiting for rank 1"), ("CollectiveError", "away"))
+    assert seen["memory that cannot be exported"][1][0] == "UnsupportedError"
+    assert "rank 1: cannot open" in seen["through the host"][0]
+    slow = [case for case, ranks in seen.items() if case not in ("through the host", "a rank whose kernel never comes")
+            and any(found[2] > 4 for found in ranks)]  # fmt: skip
+    assert not slow, seen
+
+
+def test_without_cupy_or_a_driver_the_error_says_the_mend():
+    """A tensor that says it is on a GPU, on a machine that has none."""
+    if importlib.util.find_spec("cupy") is None:
+        with pytest.raises(UnsupportedError, match=r"pip install 'treering\[cuda12\]'"):
+            driver()
+    else:
+        try:
+            found = driver()
+        except UnsupportedError as error:
+            assert "cuda13" in str(error)
+        else:
+            assert found.properties(0).capability >= 70
