@@ -104,7 +104,9 @@ def check(params: Mapping[str, Any]) -> None:
         raise ValueError(f"chunk_bytes is {chunk}; it is a multiple of 64")
 
 
-def candidates(collective: str, nbytes: int, ranks: int, paths: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
+def candidates(
+    collective: str, nbytes: int, ranks: int, paths: tuple[str, ...]
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """What a tuner may try, names with parameters; without what cannot help at this size."""
     if IPC in paths:
         for name in KERNELS[collective]:

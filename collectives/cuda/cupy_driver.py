@@ -145,6 +145,10 @@ class CupyDriver:
         return int(runtime.streamCreateWithFlags(NON_BLOCKING))
 
     @named
+    def capturing(self, stream: int) -> bool:
+        return bool(runtime.streamIsCapturing(stream))
+
+    @named
     def synchronize(self, stream: int) -> None:
         runtime.streamSynchronize(stream)
 
@@ -182,4 +186,3 @@ class CupyDriver:
         if dtype == "bfloat16":
             raise DriverError("CuPy has no bfloat16: import torch before asking for it")
         return raw.view(dtype).reshape(shape)
-

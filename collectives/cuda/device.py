@@ -107,14 +107,17 @@ class OnDevice:
         key = collective, dtype, op, root, count, what, memory
         program = self._agreed.get(key)
         mark = diagnosis.fingerprint(collective, dtype, op, root, count, "", what, memory)
-        address = ctypes.addressof(self._byte)
-        if program is None:
-            ENGINE.call(self.channel, self.plans.agreement(mark), address, address, self._byte)
+        address, first = ctypes.addressof(self._byte), program is None
+        try:
+            ENGINE.call(self.channel, program or self.plans.agreement(mark), address, address, self._byte)
+        except CollectiveError:
+            if IPC in self.paths:
+                self.said[at.R_STOP] = 1  # kernels that wait for ranks which do something else
+            raise
+        if first:
             if len(self._agreed) == MOST_CALLS:
                 self._agreed.clear()
             self._agreed[key] = self.plans.agreement(mark, waits=False)
-        else:
-            ENGINE.call(self.channel, program, address, address, self._byte)
 
     # ------------------------------------------------------------ calls
     def call(
@@ -141,7 +144,9 @@ class OnDevice:
         except (ValueError, UnsupportedError) as error:
             self._refuse(collective, error)
             raise
-        self.agree(collective, request.dtype, op, root, request.count, f"{chosen.algorithm} {chosen.params}", diagnosis.DEVICE)
+        self.agree(
+            collective, request.dtype, op, root, request.count, f"{chosen.algorithm} {chosen.params}", diagnosis.DEVICE
+        )
         self.last = chosen
         if chosen.path == STAGED:
             return self._through_the_host(request, chosen, result, x, blocking, timeout)
@@ -195,7 +200,9 @@ class OnDevice:
         if out is not None and (collective != "reduce" or self.rank == root):
             target, result = self._view(out, "out", True), out
             expect(target, wanted, source.dtype, "x")
-            inside = collective == "allgather" and source.address == target.address + offsets[self.rank] * source.itemsize
+            inside = (
+                collective == "allgather" and source.address == target.address + offsets[self.rank] * source.itemsize
+            )
             if target.address != source.address and not inside:
                 apart(source, target)
         if op != diagnosis.NO_OP:
@@ -229,18 +236,20 @@ class OnDevice:
         d, kernels = self.driver, KERNELS[request.collective]
         current = d.current_stream(x, self.device)
         stream = current if blocking else self.side
+        recorded = d.capturing(stream)  # into a graph: whoever replays it keeps it in order with other calls
         if request.count:
             if not blocking:
                 self._after(stream, current)
-            if self.stream_before != stream:  # kernels of one rank take turns on its window
+            if self.stream_before != stream and not recorded:  # kernels of one rank take turns on its window
                 d.wait(stream, self.ordered)
             self.group.patience = int((self.timeout if timeout is None else timeout) * 1e9)
             if chosen.algorithm in kernels:
                 self._launch_kernel(request, chosen, stream)
             else:
                 self._launch_steps(request, chosen, stream)
-            d.record(self.ordered, stream)
-            self.stream_before = stream
+            if not recorded:
+                d.record(self.ordered, stream)
+                self.stream_before = stream
         if blocking:
             return result
         event = d.event()
@@ -331,4 +340,3 @@ class OnDevice:
             self.peers.meet()
             self.memory.close()
             self.driver.unpin(self.report)
-

@@ -84,6 +84,9 @@ class Driver(Protocol):
     def stream(self) -> int:
         """A new one, that waits for no other by itself."""
 
+    def capturing(self, stream: int) -> bool:
+        """Whether what the stream gets is recorded into a graph, not run."""
+
     def synchronize(self, stream: int) -> None: ...
     def event(self) -> int: ...
     def forget(self, event: int) -> None: ...

@@ -3,6 +3,10 @@
 #include "exchange.cuh"
 #include "steps.cuh"
 
+static_assert(sizeof(Places) == PLACES_BYTES && sizeof(Group) == GROUP_BYTES && sizeof(Call) == CALL_BYTES &&
+                  sizeof(Steps) == STEPS_BYTES && sizeof(Line) == LINE_BYTES && sizeof(Counters) <= LINES_AT,
+              "arguments.py and layout.py say otherwise");
+
 #define ENTRY(name) extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1) KERNEL(name)
 
 // Local: out = the fold of the operands, by all threads of the grid.

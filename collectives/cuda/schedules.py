@@ -47,7 +47,15 @@ class Schedules:
 
     def find(self, request: Request, choice: DeviceChoice, resident: int) -> Kept:
         """The tables of such calls. UnsupportedError where blocks for them could not all be resident."""
-        key = request.collective, request.dtype, request.op, request.count, request.root, choice.algorithm, choice.params
+        key = (
+            request.collective,
+            request.dtype,
+            request.op,
+            request.count,
+            request.root,
+            choice.algorithm,
+            choice.params,
+        )
         kept = self._kept.get(key)
         if kept is None:
             kept = self._kept[key] = self._make(request, choice, resident)
@@ -58,7 +66,9 @@ class Schedules:
 
     def _make(self, request: Request, choice: DeviceChoice, resident: int) -> Kept:
         algorithm = find(request.collective, choice.algorithm)
-        params = {parameter.name: choice[parameter.name] for parameter in algorithm.parameters if choice[parameter.name]}
+        params = {
+            parameter.name: choice[parameter.name] for parameter in algorithm.parameters if choice[parameter.name]
+        }
         schedules = algorithm.schedules(self.ranks, root=request.root, **algorithm.check(**params))
         promise = contract(request.collective, self.ranks, request.root)
         weighed = weights(schedules, promise)[self.rank] if request.op == "avg" else None

@@ -1,5 +1,6 @@
 """The kernels' source as one text for a compiler, with what Python knows of tables and windows as its constants."""
 
+import ctypes
 import hashlib
 from collections.abc import Iterable
 from functools import cache
@@ -7,6 +8,7 @@ from pathlib import Path
 
 from collectives import layout as table
 from collectives.cuda import layout as at
+from collectives.cuda.arguments import Call, Group, Places, Steps
 from collectives.dtypes import OPS
 
 FOLDER = Path(__file__).parent
@@ -38,6 +40,7 @@ ENUMERATIONS = {
     },
 }  # fmt: skip
 SINGLE = {
+    **{f"{kind.__name__.upper()}_BYTES": ctypes.sizeof(kind) for kind in (Places, Group, Call, Steps)},
     "PHASE_WORDS": table.PHASE_WORDS, "LANE_WORDS": table.LANE_WORDS, "ROUND_WORDS": table.ROUND_WORDS,
     "ROW_WORDS": table.ROW_WORDS, "TERM_WORDS": table.TERM_WORDS, "TERM_OWN": table.OWN, "BUFFER_SLOT": table.SLOT,
     **{

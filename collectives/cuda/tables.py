@@ -32,9 +32,7 @@ def channels(schedules: Sequence[Schedule]) -> tuple[int, int]:
     return 1 + max((number for number, _ in lanes), default=0), max((slots for _, slots in lanes), default=1)
 
 
-def parts_of(
-    collective: str, wanted: int, lanes: int, slots: int, count: int, blocks: int = device.MAX_BLOCKS
-) -> int:
+def parts_of(collective: str, wanted: int, lanes: int, slots: int, count: int, blocks: int = device.MAX_BLOCKS) -> int:
     """How many parts a message has: as many as wanted, as long as blocks and elements last. The same on all ranks.
 
     UnsupportedError where not even one part has a block for each slot of each lane.

@@ -33,7 +33,8 @@ class DeviceArray:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         kind = "V" if self.dtype == "bfloat16" else "f" if "float" in self.dtype else "i"
         typestr = f"<{kind}{ITEMSIZE[self.dtype]}"
-        return {"data": (self.address, False), "shape": self.shape, "typestr": typestr, "strides": self.strides, "version": 3}
+        about = {"data": (self.address, False), "shape": self.shape, "typestr": typestr, "version": 3}
+        return about | {"strides": self.strides}
 
     @property
     def n_bytes(self) -> int:
@@ -149,7 +150,9 @@ class Emulator:
             self.functions.append((kernel, dtype, op))
         return self.functions.index((kernel, dtype, op))
 
-    def launch(self, function: int, grid: int, threads: int, arguments: Sequence[ctypes.Structure], stream: int) -> None:
+    def launch(
+        self, function: int, grid: int, threads: int, arguments: Sequence[ctypes.Structure], stream: int
+    ) -> None:
         name = self.functions[function]
         self.launches.append((name[0], grid, threads, stream))
         copies = [type(each).from_buffer_copy(each) for each in arguments]  # as they are now
@@ -162,6 +165,9 @@ class Emulator:
     def stream(self) -> int:
         self.streams.append(Stream())
         return len(self.streams) - 1
+
+    def capturing(self, stream: int) -> bool:
+        return False
 
     def synchronize(self, stream: int) -> None:
         self.streams[stream].work.join()

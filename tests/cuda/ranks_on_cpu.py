@@ -55,6 +55,12 @@ class World:
     def group(self, rank: int, patience: int = PATIENCE) -> Group:
         return SHAPE.group(rank, self.windows, patience, self.reports[rank], self.regions)
 
+    def write(self, address: int, content: bytes) -> None:
+        ctypes.memmove(address, content, len(content))
+
+    def read(self, address: int, n_bytes: int) -> bytes:
+        return ctypes.string_at(address, n_bytes)
+
     def report(self, rank: int) -> list[int]:
         return list((ctypes.c_uint32 * at.REPORT_WORDS).from_address(self.reports[rank]))
 

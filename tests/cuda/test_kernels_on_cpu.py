@@ -3,152 +3,29 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
-from dataclasses import dataclass, field
 
 import pytest
 
 from collectives.algorithms import find
 from collectives.contract import contract
 from collectives.cuda import layout as at
-from collectives.cuda import source
 from collectives.cuda.arguments import Bytes, Call, Places, Rounds, Steps
 from collectives.cuda.tables import channels, lowered, part_counts, parts_of
 from collectives.dtypes import ITEMSIZE
-from collectives.extents import chunk_offsets
 from collectives.verify import weights as weights_of
 from tests.cuda import on_cpu
-from tests.cuda.ranks_on_cpu import SHAPE, Memory, World, folded, fork, numbers
+from tests.cuda.cases import POOL, Case, cases, exchange
+from tests.cuda.ranks_on_cpu import SHAPE, Memory, World, folded, fork
 
 pytestmark = pytest.mark.skipif(on_cpu.compiler() is None, reason="g++ is not installed: apt-get install g++")
 
 THREADS = 4
-COUNTS = (1, 7, 64, 333, 1000)
-KINDS = {  # (gives, owner is root, taker), what each rank puts in and gets: see exchange.cuh
-    "allreduce": (1, False, at.EVERYONE), "reduce_scatter": (1, False, at.NOBODY), "allgather": (0, False, at.EVERYONE),
-    "broadcast": (0, True, at.EVERYONE), "reduce": (1, True, at.NOBODY),
-}  # fmt: skip
 SCHEDULES: tuple[tuple[str, str, dict[str, int]], ...] = (
     ("allreduce", "ring", {}), ("allreduce", "ring", {"segment_bytes": 64, "slots": 3}),
     ("allreduce", "double_tree", {"segment_bytes": 128, "slots": 2}), ("allreduce", "recursive_doubling", {}),
     ("allreduce", "two_shot", {}), ("broadcast", "binomial_tree", {}), ("broadcast", "scatter_allgather", {}),
     ("reduce_scatter", "ring", {}), ("allgather", "ring", {}), ("reduce", "binomial_tree", {}),
 )  # fmt: skip
-
-
-@dataclass
-class Case:
-    """One call: where each rank's memory lies, off from 16 bytes, and what must be there afterwards."""
-
-    world: World
-    collective: str
-    dtype: str
-    op: str
-    count: int
-    offset: int = 0  # elements that a rank's memory is off, times its number and one
-    in_place: bool = True
-    symmetric: bool = False
-    root: int = 0
-    seed: int = 0
-    data: list[bytes] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.data = [
-            POOL[self.dtype][(self.seed * 37 + 997 * r) % 2000 * self.size :][: self.count * self.size]
-            for r in range(self.world.size)
-        ]
-
-    @property
-    def size(self) -> int:
-        return ITEMSIZE[self.dtype]
-
-    def chunk(self, rank: int) -> tuple[int, int]:
-        offsets = chunk_offsets(self.count, self.world.size)
-        return offsets[rank] * self.size, offsets[rank + 1] * self.size
-
-    def place(self, rank: int, output: bool) -> int:
-        shift = self.offset * (rank + 1 + output) * self.size
-        if self.symmetric and output is (self.collective in ("allreduce", "allgather", "broadcast")):
-            return self.world.data[rank] + 64 * rank + shift
-        same = self.in_place and self.collective not in ("reduce_scatter", "allgather")
-        return self.world.inputs[rank] + shift if same or not output else self.world.outputs[rank] + shift
-
-    def addresses(self, rank: int) -> tuple[int, int]:
-        """Of input and output."""
-        if self.symmetric and self.collective in ("allreduce", "broadcast"):
-            return (self.place(rank, True),) * 2
-        if self.in_place and self.collective not in ("reduce_scatter", "allgather"):
-            return (self.place(rank, False),) * 2
-        return self.place(rank, False), self.place(rank, True)
-
-    def fill(self, rank: int) -> None:
-        source, target = self.addresses(rank)
-        lo, hi = self.chunk(rank)
-        if source != target:
-            ctypes.memset(target, 0xA5, self.count * self.size)
-        mine = self.data[rank][lo:hi] if self.collective == "allgather" else self.data[rank]
-        ctypes.memmove(source, mine, len(mine))
-
-    def expected(self, rank: int) -> bytes:
-        lo, hi = self.chunk(rank)
-        match self.collective:
-            case "broadcast":
-                return self.data[self.root]
-            case "allgather":
-                return b"".join(self.data[r][slice(*self.chunk(r))] for r in range(self.world.size))
-            case "reduce" if rank != self.root:
-                return self.data[rank] if self.in_place else b"\xa5" * (self.count * self.size)
-        total = folded(self.dtype, self.op, self.data)
-        return total[lo:hi] if self.collective == "reduce_scatter" else total
-
-    def check(self, rank: int, what: str) -> None:
-        wanted = self.expected(rank)
-        found = ctypes.string_at(self.addresses(rank)[1], len(wanted))
-        wrong = [
-            i // self.size
-            for i in range(0, len(wanted), self.size)
-            if found[i : i + self.size] != wanted[i : i + self.size]
-        ]
-        assert not wrong, f"rank {rank} of {self.world.size}: {what}: {self}: {len(wrong)} wrong, first at {wrong[0]}"
-
-
-POOL = {dtype: numbers(dtype, 4096, 11) for dtype in ITEMSIZE if dtype in source.ELEMENTS}
-
-
-def exchange(case: Case, rank: int) -> Call:
-    gives, rooted, taker = KINDS[case.collective]
-    source, target = case.addresses(rank)
-    shared = target if case.collective in ("allreduce", "allgather", "broadcast") else source
-    packed = {"reduce_scatter": at.OUTPUT_CHUNK, "allgather": at.INPUT_CHUNK}.get(case.collective, 0)
-    return Call(
-        source, target, case.count, 1 if packed else 16 // case.size, SHAPE.slot_bytes, gives,
-        case.root if rooted else at.EVERYONE, taker, case.symmetric,
-        shared - case.world.data[rank] if case.symmetric else 0,
-        packed,
-    )  # fmt: skip
-
-
-def cases(world: World) -> list[tuple[str, Case]]:
-    """Kinds, dtypes, sizes, offsets and memory, so mixed that each meets each other many times."""
-    found = []
-    turn = itertools.count()
-    for (dtype, op), collective in itertools.product(on_cpu.KINDS, KINDS):
-        if op != "sum" and collective not in ("allreduce", "reduce_scatter"):
-            continue
-        for symmetric in (False, True):
-            n = next(turn)
-            case = Case(
-                world, collective, dtype, op, COUNTS[n % 5], offset=(0, 1, 3)[n % 3], in_place=n % 2 == 0,
-                symmetric=symmetric, root=n % world.size, seed=n,
-            )  # fmt: skip
-            found.append(("exchange", case))
-        if collective == "allreduce":
-            n = next(turn)
-            found += [
-                ("one_shot", Case(world, collective, dtype, op, COUNTS[k % 5], offset=k % 2, in_place=k > n, seed=k))
-                for k in (n, n + 1)
-            ]  # fmt: skip
-    return found
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])

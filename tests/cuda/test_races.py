@@ -16,7 +16,10 @@ from tests.cuda import on_cpu
 pytestmark = pytest.mark.skipif(on_cpu.compiler() is None, reason="g++ is not installed: apt-get install g++")
 
 RANKS, COUNT, TURNS = 3, 301, 25
-ALGORITHMS: tuple[tuple[str, dict[str, int]], ...] = (("ring", {"segment_bytes": 256, "slots": 2}), ("recursive_doubling", {}))  # more pieces than a FIFO holds
+ALGORITHMS: tuple[tuple[str, dict[str, int]], ...] = (
+    ("ring", {"segment_bytes": 256, "slots": 2}),
+    ("recursive_doubling", {}),
+)  # more pieces than a FIFO holds
 MUTANTS = {  # what keeps ranks apart, taken away
     "no closing meeting": (
         "if ((direct || call.gives) && !meet(g, FOLDED, epoch, 0, 0, lost)) return;",
