@@ -8,7 +8,7 @@ from collectives.algorithms import every, find, names
 from collectives.cuda import layout as at
 from collectives.errors import UnsupportedError
 
-IPC, STAGED, AWARE = PATHS = ("cuda-ipc", "staged", "cuda-aware")
+IPC, STAGED = PATHS = ("cuda-ipc", "staged")
 ONE_SHOT, TWO_SHOT, DIRECT = "one_shot", "two_shot", "direct"
 KERNELS = {  # by hand, of each collective; they fold all ranks in order, once
     "allreduce": (ONE_SHOT, TWO_SHOT), "reduce_scatter": (DIRECT,), "allgather": (DIRECT,), "broadcast": (DIRECT,),
@@ -20,7 +20,7 @@ PIECE_BYTES, SLOTS = (1 << 20, 4 << 20, 16 << 20), (2, 3, 4)
 BLOCK_BYTES = 16 << 10  # that a block has at least to do, by default
 DEFAULTS: dict[str, dict[str, int | None]] = {
     "kernel": {"blocks": None, "threads": 512, "chunk_bytes": 32 << 10},
-    STAGED: {"piece_bytes": 4 << 20, "slots": 3}, AWARE: {"threads": 512},
+    STAGED: {"piece_bytes": 4 << 20, "slots": 3},
 }  # fmt: skip
 
 
@@ -128,4 +128,4 @@ def candidates(
 
 def known(collective: str) -> tuple[str, ...]:
     """The names that `algorithm=` takes for arrays on a GPU."""
-    return tuple(dict.fromkeys((*KERNELS[collective], *names(collective), STAGED, AWARE)))
+    return tuple(dict.fromkeys((*KERNELS[collective], *names(collective), STAGED)))

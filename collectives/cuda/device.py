@@ -266,7 +266,7 @@ class OnDevice:
     def _launch_kernel(self, request: Request, chosen: DeviceChoice, stream: int) -> None:
         shared = request.shared
         place = self.symmetric.find(shared.address, shared.n_bytes) if shared is not None else (0, 0)
-        arguments = launcher.call(request, chosen, self.shape, self.size, place)
+        arguments = launcher.call(request, chosen, self.shape, place)
         blocks = launcher.grid(request.nbytes, self.resident, chosen["blocks"])
         kernel = "one_shot" if chosen.algorithm == choices.ONE_SHOT else "exchange"
         function = self.driver.function(kernel, request.dtype, request.folds)
@@ -314,7 +314,7 @@ class OnDevice:
 
     # ------------------------------------------------------------ memory
     def empty(self, shape: int | Sequence[int], dtype: Any, device: str) -> Any:
-        """Symmetric memory of the device, "cuda:1". Collective; UnsupportedError where ranks cannot map each other's."""
+        """Symmetric memory of a device, "cuda:1". Collective; UnsupportedError where ranks cannot map each other's."""
         name = str(dtype).removeprefix("torch.")
         kind, _, index = device.partition(":")
         if kind != "cuda" or name not in ELEMENTS:

@@ -4,6 +4,7 @@ import gc
 import itertools
 import sys
 import time
+from typing import Any
 
 from collectives import chunk
 from collectives.cuda import device as on_device
@@ -14,15 +15,16 @@ from tests.cuda.ranks_on_cpu import folded, numbers
 from tests.programs.world import communicator
 
 POOL = {dtype: numbers(dtype, 6000, 3) for dtype in ("float32", "bfloat16", "int64")}
-HOWS = (
-    {}, {"algorithm": "one_shot"}, {"algorithm": "two_shot", "blocks": 3, "chunk_bytes": 8192}, {"algorithm": "two_shot"},
+HOWS: tuple[dict[str, Any], ...] = (
+    {}, {"algorithm": "one_shot"}, {"algorithm": "two_shot", "blocks": 3, "chunk_bytes": 8192},
+    {"algorithm": "two_shot"},
     {"algorithm": STAGED, "piece_bytes": 4096, "slots": 2},
 )  # fmt: skip
 
 
 def main() -> None:
     gpu = Emulator()
-    on_device.driver = lambda: gpu  # type: ignore[attr-defined]
+    on_device.driver = lambda: gpu  # type: ignore[assignment]
     with communicator() as comm:
         data = inputs(comm.size)
         allreduces(comm, gpu, data)
@@ -103,7 +105,7 @@ def streams(comm, gpu: Emulator, data) -> None:
     """A call comes after what the caller's stream had, and before what it gets next; several are under way at once."""
     given = data("float32", 2000)
     wanted = folded("float32", "sum", given)
-    for how in ({}, {"algorithm": STAGED, "piece_bytes": 1024}):
+    for how in HOWS[0], HOWS[-1]:
         source, x, after = (gpu.new("float32", 2000) for _ in range(3))
         source.write(given[comm.rank])
         gpu.current = gpu.stream()
