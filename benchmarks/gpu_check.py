@@ -75,7 +75,8 @@ def correctness() -> dict[str, Any]:
 
 def fold_rate() -> dict[str, Any]:
     """The n-ary fold of 4 inputs against the device's copy rate: bytes read and written in a second."""
-    d, rows = driver(), []
+    d = driver()
+    rows: list[dict[str, Any]] = []
     stream = d.stream()
     for mib in (16, 64, 256):
         n_bytes = mib * MIB
@@ -95,7 +96,8 @@ def fold_rate() -> dict[str, Any]:
 
 def latency() -> dict[str, Any]:
     """One-shot and two-shot of 2 virtual ranks by size, against a meeting that moves nothing."""
-    ranks, rows = VirtualRanks(2, Shape(), room=64 * MIB), []
+    ranks = VirtualRanks(2, Shape(), room=64 * MIB)
+    rows: list[dict[str, Any]] = []
     d = ranks.driver
     rounds = [Rounds(1)] * 2
     empty = timed(d, lambda: ranks.launch("signals", "float32", "sum", 1, 512, rounds), ranks.streams, 50)

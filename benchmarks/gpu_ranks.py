@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 
 class VirtualRanks:
-    """Windows and memory of several ranks in one process, each with a stream of its own. Also a World of tests' cases."""
+    """Windows and memory of several ranks in one process, each with a stream of its own; a World of tests' cases."""
 
     def __init__(self, size: int, shape: Shape, room: int = 1 << 16):
         self.driver, self.size, self.shape = driver(), size, shape
@@ -140,7 +140,8 @@ def hook(comm: Any, torch: Any) -> dict[str, Any]:
         made = torch.Generator().manual_seed(100 * step + rank)
         return torch.randn(32, 256, generator=made).cuda()
 
-    dist.init_process_group("gloo", store=dist.FileStore(sys.argv[2] + "-gloo"), rank=comm.rank, world_size=comm.size)
+    store = dist.FileStore(sys.argv[2] + "-gloo")  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size)
     ours, plain = DistributedDataParallel(model(), device_ids=[0]), model()
     state = register(ours, comm=comm)
     for step in range(10):
@@ -163,7 +164,8 @@ def main() -> None:
     import collectives
 
     part, path, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    with collectives.Communicator.from_store(dist.FileStore(path), rank, 2, timeout=30) as comm:
+    store = dist.FileStore(path)  # type: ignore[attr-defined]
+    with collectives.Communicator.from_store(store, rank, 2, timeout=30) as comm:
         found = {"ipc": ipc, "staged": staged, "hook": hook}[part](comm, torch)
         everyone = comm._group.comm.agree(bool(found["ok"]))
     if rank == 0:

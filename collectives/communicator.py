@@ -129,8 +129,9 @@ class Communicator(Moves):
     ) -> Any:
         """Reduce x over all ranks, element by element, on every rank; returns x, or out.
 
-        x: a torch tensor of any shape, on the CPU or a GPU, a CuPy array, array.array, memoryview, or anything with the buffer protocol or DLPack; a
-        list of them is reduced together. out: where to write (default: into x). op: sum avg prod min max and or xor.
+        x: a torch tensor of any shape, on the CPU or a GPU, a CuPy array, array.array, memoryview, or anything with the
+        buffer protocol or DLPack; a list of them is reduced together. out: where to write (default: into x). op: sum avg
+        prod min max and or xor.
         algorithm: by name, with its parameters as keywords (see collectives.algorithms). order="fixed": ranks are
         folded in order, so that bits do not depend on size or algorithm. precision="accurate": float16 and bfloat16
         are accumulated in float32 and rounded once. native: by the MPI library's own collective, which keeps no

@@ -16,7 +16,7 @@ from collectives.peers import Peers
 from collectives.release import release
 from collectives.says import say
 from collectives.selection import FIXED_ORDER, NATIVE, Choice, Table, choose, load, parse_overrides
-from collectives.table import ORDINARY, Rule
+from collectives.table import GPU, ORDINARY, Rule
 from collectives.topology import Topology
 
 if TYPE_CHECKING:
@@ -167,6 +167,10 @@ def files(table: str | os.PathLike[str]) -> list[Path]:
 def refused(rule: Rule) -> str | None:
     """Why a table's rule cannot serve: its algorithm or a parameter does not exist."""
     try:
+        if rule.storage == GPU:
+            from collectives.cuda.choice import refused_rule
+
+            return refused_rule(rule.collective, rule.algorithm, rule.params)
         if rule.algorithm != NATIVE:
             find(rule.collective, rule.algorithm).check(**rule.params)
     except ValueError as error:

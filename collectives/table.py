@@ -37,6 +37,7 @@ DTYPE_CLASS = {name: kind for kind, names in DTYPE_CLASSES.items() for name in n
 OP_CLASS = {name: kind for kind, names in OP_CLASSES.items() for name in names}
 ANY = "any"
 ORDINARY, SYMMETRIC = STORAGES = ("ordinary", "symmetric")
+GPU = "gpu"  # memory of a GPU, whose rules name what serves there (docs/cuda.md), for the table's device
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Ranks = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
@@ -121,7 +122,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def __str__(self) -> str:
         end = "" if self.max_bytes is None else self.max_bytes
-        where = " of symmetric memory" if self.storage == SYMMETRIC else ""
+        where = {SYMMETRIC: " of symmetric memory", GPU: " of a GPU's memory"}.get(self.storage, "")
         return f"{self.collective} {self.dtype} {self.op} {self.min_bytes}..{end} bytes{where}"
 
 
@@ -241,7 +242,7 @@ def _wrong(rule: Rule) -> str | None:
         ("collective", rule.collective, COLLECTIVES),
         ("dtype", rule.dtype, (*DTYPE_CLASS, *DTYPE_CLASSES, ANY)),
         ("op", rule.op, (*OP_CLASS, *OP_CLASSES, ANY)),
-        ("storage", rule.storage, STORAGES),
+        ("storage", rule.storage, (*STORAGES, GPU)),
     )
     for field, value, names in allowed:
         if value not in names:

@@ -113,4 +113,5 @@ def check(tensor: torch.Tensor) -> None:
 
 
 def device_refusal(what: str, device: torch.device) -> str:
-    return f"{what} is on {device}, and treering's hook averages on the CPU or an NVIDIA GPU: keep the model there, or plain DDP"
+    serves = "treering's hook averages on the CPU or an NVIDIA GPU"
+    return f"{what} is on {device}, and {serves}: keep the model there, or plain DDP"

@@ -261,8 +261,8 @@ def register(ddp_model: nn.Module, **keywords: Any) -> DDPHookState:
     model's steps were faster (`treering tune --ddp`).
 
     TypeError for other models and for modules that make sparse gradients, UnsupportedError for parameters that are
-    neither on the CPU nor on an NVIDIA GPU, RuntimeError where the model has a hook already, ValueError where the communicator has other ranks than
-    the model's process group.
+    neither on the CPU nor on an NVIDIA GPU, RuntimeError where the model has a hook already, ValueError where the
+    communicator has other ranks than the model's process group.
     """
     if not isinstance(ddp_model, DistributedDataParallel):
         made = type(ddp_model).__name__

@@ -38,7 +38,7 @@ class DeviceChoice:
 
     @property
     def folds_once(self) -> bool:
-        return self.algorithm in (ONE_SHOT, TWO_SHOT, DIRECT)
+        return self.algorithm in (ONE_SHOT, TWO_SHOT, DIRECT, AWARE)
 
 
 def default(collective: str, nbytes: int, ranks: int, path: str) -> tuple[str, str]:
@@ -68,16 +68,10 @@ def choose(
     if algorithm is None:
         algorithm, why = default(collective, nbytes, ranks, paths[0])
         reason = f"{because} {algorithm}: {why}"
-    if algorithm in PATHS:
-        path, settings = algorithm, DEFAULTS.get(algorithm, {})
-    else:
-        path, settings = IPC, DEFAULTS["kernel"]
-        if algorithm not in KERNELS[collective]:
-            found = find(collective, algorithm)
-            settings = settings | {parameter.name: parameter.default for parameter in found.parameters} | {"parts": 1}
-            settings.pop("kernel_bytes", None)
-            if refusal := found.refusal(ranks):
-                raise UnsupportedError(refusal)
+    path, settings = parameters(collective, algorithm)
+    refusal = find(collective, algorithm).refusal(ranks) if "parts" in settings else None
+    if refusal:
+        raise UnsupportedError(refusal)
     if path not in paths:
         raise UnsupportedError(f"{collective} {algorithm} needs {path}; these ranks have {', '.join(paths)}")
     unknown = sorted(set(params) - set(settings))
@@ -88,6 +82,28 @@ def choose(
     full = settings | dict(params)
     check(full)
     return DeviceChoice(path, algorithm, tuple(sorted(full.items())), reason)
+
+
+def parameters(collective: str, algorithm: str) -> tuple[str, dict[str, Any]]:
+    """The path of an algorithm, and its parameters with their defaults. ValueError where it does not exist."""
+    if algorithm in PATHS:
+        return algorithm, dict(DEFAULTS.get(algorithm, {}))
+    if algorithm in KERNELS[collective]:
+        return IPC, dict(DEFAULTS["kernel"])
+    found = {parameter.name: parameter.default for parameter in find(collective, algorithm).parameters}
+    found.pop("kernel_bytes", None)
+    return IPC, {"threads": DEFAULTS["kernel"]["threads"], **found, "parts": 1}
+
+
+def refused_rule(collective: str, algorithm: str, params: Mapping[str, Any]) -> str | None:
+    """Why a table's rule cannot serve on any GPU."""
+    try:
+        choose(collective, 0, 2, PATHS, algorithm, params)
+    except UnsupportedError:  # for two ranks
+        return None
+    except (ValueError, KeyError) as error:
+        return str(error)
+    return None
 
 
 def check(params: Mapping[str, Any]) -> None:
@@ -124,6 +140,8 @@ def candidates(
         for piece in PIECE_BYTES:
             for slots in SLOTS if nbytes > piece else SLOTS[:1]:
                 yield STAGED, {"piece_bytes": piece, "slots": slots}
+    if AWARE in paths:
+        yield AWARE, {}
 
 
 def known(collective: str) -> tuple[str, ...]:

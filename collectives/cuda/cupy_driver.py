@@ -15,7 +15,8 @@ from collectives.cuda import source
 from collectives.cuda.driver import MEND, DriverError, Owner, Properties
 from collectives.dtypes import ITEMSIZE
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 OLDEST_DRIVER = 12000
 PORTABLE, MAPPED, NO_TIMING, NON_BLOCKING, ANY_DIRECTION, DEVICE_MEMORY = 1, 2, 2, 1, 4, 2
 

@@ -17,7 +17,8 @@ from collectives import diagnosis
 from collectives.cuda import choice as choices
 from collectives.cuda import launcher
 from collectives.cuda import layout as at
-from collectives.cuda.choice import IPC, KERNELS, STAGED, DeviceChoice
+from collectives.cuda.aware import Aware, DoneWork, cuda_aware
+from collectives.cuda.choice import AWARE, IPC, KERNELS, STAGED, DeviceChoice
 from collectives.cuda.driver import Driver, driver
 from collectives.cuda.launcher import Request
 from collectives.cuda.memory import DeviceMemory, SymmetricMemory, attempt
@@ -34,10 +35,12 @@ from collectives.extents import chunk_offsets
 from collectives.native import layout as st
 from collectives.native.program import Program
 from collectives.says import say
+from collectives.table import GPU
 
 if TYPE_CHECKING:
     from collectives.calls import Options
     from collectives.communicator import Communicator
+    from collectives.table import Rule
 
 MOST_CALLS = 256  # whose agreement is kept
 
@@ -55,6 +58,7 @@ class OnDevice:
         self._agreed: dict[tuple[object, ...], Program] = {}
         self._byte = ctypes.create_string_buffer(8)
         self._staged: Staged | None = None
+        self._aware: Aware | None = None
 
     # ------------------------------------------------------------ getting ready
     def ready(self, device: int) -> None:
@@ -87,7 +91,8 @@ class OnDevice:
                 self._map_windows()
             except UnsupportedError as error:
                 self.why_not = str(error)
-        self.paths = (STAGED,) if self.why_not else (IPC, STAGED)
+        aware = self.peers.mpi is not None and self.peers.agree(cuda_aware())
+        self.paths = (*() if self.why_not else (IPC,), STAGED, *(AWARE,) if aware else ())
         if sharing > 1 and self.rank == 0:
             say(f"{sharing} ranks share a GPU: without MPS (nvidia-cuda-mps-control) their kernels take turns")
 
@@ -149,7 +154,9 @@ class OnDevice:
         )
         self.last = chosen
         if chosen.path == STAGED:
-            return self._through_the_host(request, chosen, result, x, blocking, timeout)
+            return self._through_the_host(request, chosen, options, result, x, blocking, timeout)
+        if chosen.path == AWARE:
+            return self._by_messages(request, chosen, result, x, blocking, timeout)
         return self._launch(request, chosen, result, x, blocking, timeout)
 
     def ready_for(self, collective: str, device: int) -> None:
@@ -217,6 +224,9 @@ class OnDevice:
         elif request.collective in settings.overrides:
             name, given = settings.overrides[request.collective]
             params, because = {**given, **params}, "the communicator or TREERING_ALGORITHM names it"
+        elif (rule := self._rule(request)) is not None:
+            name, params = rule.algorithm, {**rule.params, **params}
+            because = f"the rule for {rule}"
         chosen = choices.choose(
             request.collective, request.nbytes, self.size, self.paths, name, params, because=because
         )  # fmt: skip
@@ -227,6 +237,15 @@ class OnDevice:
                 f"{', '.join(KERNELS[request.collective])} serves"
             )
         return chosen
+
+    def _rule(self, request: Request) -> "Rule | None":
+        """The table's, where the table is for this topology and this GPU."""
+        table, kind = self.comm._settings.table, request.op if request.op != diagnosis.NO_OP else None
+        if table is None or table.topology.fingerprint != self.comm.topology.fingerprint:
+            return None
+        if table.topology.device != self.names[0] or IPC not in self.paths:
+            return None
+        return table.find(request.collective, request.nbytes, request.dtype, kind, GPU)
 
     # ------------------------------------------------------------ kernels
     def _launch(
@@ -266,7 +285,7 @@ class OnDevice:
     def _launch_kernel(self, request: Request, chosen: DeviceChoice, stream: int) -> None:
         shared = request.shared
         place = self.symmetric.find(shared.address, shared.n_bytes) if shared is not None else (0, 0)
-        arguments = launcher.call(request, chosen, self.shape, self.size, place)
+        arguments = launcher.call(request, chosen, self.shape, place)
         blocks = launcher.grid(request.nbytes, self.resident, chosen["blocks"])
         kernel = "one_shot" if chosen.algorithm == choices.ONE_SHOT else "exchange"
         function = self.driver.function(kernel, request.dtype, request.folds)
@@ -303,18 +322,39 @@ class OnDevice:
 
     # ------------------------------------------------------------ through the host
     def _through_the_host(
-        self, request: Request, chosen: DeviceChoice, result: Any, x: Any, blocking: bool, timeout: float | None
+        self,
+        request: Request,
+        chosen: DeviceChoice,
+        options: "Options",
+        result: Any,
+        x: Any,
+        blocking: bool,
+        timeout: float | None,
     ) -> Any:
         if self._staged is None:
             host = self.comm.split(0)
             self._staged = Staged(self.driver, self.device, host, self.timeout)
         stream = self.driver.current_stream(x, self.device)
-        work = self._staged.submit(request, result, x, stream, chosen["piece_bytes"], chosen["slots"])
+        how = {"order": options.order, "precision": options.precision} if request.op != diagnosis.NO_OP else {}
+        work = self._staged.submit(request, result, x, stream, chosen["piece_bytes"], chosen["slots"], how)
         return work.wait(timeout) if blocking else work
+
+    def _by_messages(
+        self, request: Request, chosen: DeviceChoice, result: Any, x: Any, blocking: bool, timeout: float | None
+    ) -> Any:
+        if self._aware is None:
+            self._aware = Aware(self.driver, self.peers.mpi.Dup(), self.resident)
+        stream = self.driver.current_stream(x, self.device)
+        try:
+            self._aware.run(request, stream, chosen["threads"], self.timeout if timeout is None else timeout)
+        except CollectiveTimeout as error:
+            self.channel.break_(st.TIMEOUT, error)
+            raise
+        return result if blocking else DoneWork(result)
 
     # ------------------------------------------------------------ memory
     def empty(self, shape: int | Sequence[int], dtype: Any, device: str) -> Any:
-        """Symmetric memory of the device, "cuda:1". Collective; UnsupportedError where ranks cannot map each other's."""
+        """Symmetric memory of a device, "cuda:1". Collective; UnsupportedError where ranks cannot map each other's."""
         name = str(dtype).removeprefix("torch.")
         kind, _, index = device.partition(":")
         if kind != "cuda" or name not in ELEMENTS:
@@ -325,6 +365,7 @@ class OnDevice:
         self.agree("allreduce", name, diagnosis.NO_OP, 0, n_bytes, "empty", diagnosis.DEVICE)
         if IPC not in self.paths:
             raise UnsupportedError(f"these ranks cannot share memory of their GPUs: {self.why_not}")
+        self.driver.synchronize(self.stream_before)  # no kernel uses what may be freed
         return self.symmetric.empty(name, sizes, n_bytes)
 
     def close(self) -> None:
@@ -334,6 +375,8 @@ class OnDevice:
         self.driver.synchronize(self.stream_before)
         if self._staged is not None:
             self._staged.close()
+        if self._aware is not None:
+            self._aware.close()
         if IPC in self.paths:
             self.schedules.close()
             self.symmetric.close()

@@ -57,7 +57,7 @@ def grid(nbytes: int, resident: int, wanted: int | None) -> int:
     return max(1, min(most, wanted if wanted is not None else -(-nbytes // BLOCK_BYTES)))
 
 
-def call(request: Request, choice: DeviceChoice, shape: Shape, ranks: int, place: tuple[int, int]) -> Call:
+def call(request: Request, choice: DeviceChoice, shape: Shape, place: tuple[int, int]) -> Call:
     """The arguments of one_shot and exchange. place: region and offset of what I share, zeros if it is ordinary."""
     piece = min(choice["chunk_bytes"], shape.slot_bytes)
     source, target = request.source.address, request.target.address

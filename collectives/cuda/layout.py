@@ -1,6 +1,6 @@
-"""What the host and the kernels both know: the shape of a window, and words of structures. Kernels get them as constants.
+"""What the host and the kernels both know: the shape of a window, words of structures.
 
-window.cuh says what lies in a window, and why.
+Kernels get them as constants; window.cuh says what lies in a window, and why.
 """
 
 MAX_RANKS, MAX_BLOCKS = 16, 64  # of a group; of a kernel, whose blocks all must be resident

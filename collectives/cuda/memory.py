@@ -19,7 +19,7 @@ GRANULE = 1 << 21  # bytes: CUDA gives small allocations parts of one, which exp
 
 
 def attempt(peers: Peers, doing: str, step: Callable[[], bytes]) -> list[bytes]:
-    """What the step gives on every rank; where it fails on one, UnsupportedError on all, which says on which and why."""
+    """What the step gives on every rank; where it fails on one, UnsupportedError on all says on which and why."""
     try:
         mine = b"+" + step()
     except DriverError as error:
@@ -105,7 +105,7 @@ class DeviceMemory:
 
 
 class SymmetricMemory:
-    """`comm.empty(device="cuda")`: memory that kernels of all ranks read and write where it lies, by number and offset."""
+    """`comm.empty(device="cuda")`: what kernels of all ranks read and write where it lies, by number and offset."""
 
     MOST = 1024  # regions at a time
 

@@ -72,6 +72,7 @@ class StagedWork:
     piece_bytes: int
     slots: int
     ready: int  # event: the caller's data are there
+    how: dict[str, Any]  # order and precision of the host's calls
     began: float = field(default_factory=time.monotonic)
     sunk: int = 0  # pieces on their way down, in the host's hands, and on their way up
     given: int = 0
@@ -111,7 +112,9 @@ class Staged:
         self.events: list[int] = []  # to be used again
 
     # ------------------------------------------------------------ beginning
-    def submit(self, request: Request, result: Any, x: Any, stream: int, piece_bytes: int, slots: int) -> StagedWork:
+    def submit(
+        self, request: Request, result: Any, x: Any, stream: int, piece_bytes: int, slots: int, how: dict[str, Any]
+    ) -> StagedWork:
         """Begin a call. The first one of a size takes memory, which is collective, as all ranks make the same calls."""
         itemsize = request.target.itemsize
         each = max(1, piece_bytes // itemsize) if request.collective in PIECEWISE else max(1, request.count)
@@ -130,7 +133,7 @@ class Staged:
         ready = self.event()
         self.driver.record(ready, stream)
         self.driver.wait(self.down, ready)
-        work = StagedWork(self, request, result, x, pieces, area, slots, ready)
+        work = StagedWork(self, request, result, x, pieces, area, slots, ready, how)
         work.last = self.event()
         if not pieces:
             self.driver.record(work.last, self.up)
@@ -191,14 +194,14 @@ class Staged:
         x = slots.array(offset, dtype, piece.count)
         match request.collective:
             case "allreduce":
-                piece.host = host.allreduce(x, op=request.op, blocking=False)
+                piece.host = host.allreduce(x, op=request.op, blocking=False, **work.how)
             case "broadcast":
                 piece.host = host.broadcast(x, request.root, blocking=False)
             case "reduce":
-                piece.host = host.reduce(x, request.root, op=request.op, blocking=False)
+                piece.host = host.reduce(x, request.root, op=request.op, blocking=False, **work.how)
             case "reduce_scatter":
                 out = slots.array(work.piece_bytes, dtype, request.target.count)
-                piece.host = host.reduce_scatter(x, out, request.op, blocking=False)
+                piece.host = host.reduce_scatter(x, out, request.op, blocking=False, **work.how)
             case "allgather":
                 offsets = chunk_offsets(request.count, host.size)
                 mine = offsets[host.rank], offsets[host.rank + 1]

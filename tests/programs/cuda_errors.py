@@ -30,7 +30,7 @@ def seen(call: Callable[[], Any]) -> list[Any]:
 def case(wrong: Callable[[Any, Emulator], Any], *fails: str, before: bool = False) -> list[Any]:
     """What a call of which the last rank makes something else raises; `before`: after one that all made well."""
     gpu = Emulator(fails=fails if LAST and not before else ())
-    on_device.driver = lambda: gpu  # type: ignore[attr-defined]
+    on_device.driver = lambda: gpu  # type: ignore[assignment]
     comm = world.communicator(timeout=DEADLINE)
     if before:
         comm.allreduce(gpu.new("float32", 64))
@@ -39,7 +39,7 @@ def case(wrong: Callable[[Any, Emulator], Any], *fails: str, before: bool = Fals
     what = wrong if LAST else lambda comm, gpu: comm.allreduce(gpu.new("float32", 64))
     found = seen(lambda: what(comm, gpu))
     if not found[0]:  # who noticed nothing yet does at the next call
-        found = seen(lambda: (comm.allreduce(gpu.new("float32", 64)), gpu.synchronize(0), comm.barrier()))
+        found = seen(lambda: (comm.allreduce(gpu.new("float32", 64)), comm.barrier()))
     return found
 
 
@@ -69,7 +69,7 @@ def waited_for(comm: Any, gpu: Emulator) -> Any:
 
 def away() -> list[Any]:
     gpu = Emulator()
-    on_device.driver = lambda: gpu  # type: ignore[attr-defined]
+    on_device.driver = lambda: gpu  # type: ignore[assignment]
     comm = world.communicator(timeout=DEADLINE / 2)
     good(comm, gpu)
     gpu.synchronize(0)
@@ -77,8 +77,8 @@ def away() -> list[Any]:
 
 
 CASES: dict[str, Callable[[], list[Any]]] = {
-    "a host's array": lambda: case(lambda comm, gpu: comm.allreduce(array("f", [1.0] * 64))),
-    "a host's array, later": lambda: case(lambda comm, gpu: comm.allreduce(array("f", [1.0] * 64)), before=True),
+    "a host's array": lambda: case(lambda comm, _: comm.allreduce(array("f", [1.0] * 64))),
+    "a host's array, later": lambda: case(lambda comm, _: comm.allreduce(array("f", [1.0] * 64)), before=True),
     "another count": lambda: case(lambda comm, gpu: comm.allreduce(gpu.new("float32", 65)), before=True),
     "not contiguous": lambda: case(strided),
     "another device": lambda: case(good, "other device", before=True),
@@ -93,7 +93,7 @@ CASES: dict[str, Callable[[], list[Any]]] = {
 def unmapped() -> str:
     """Where windows cannot be mapped, all ranks go through the host, and symmetric memory is refused on all."""
     gpu = Emulator(fails=("open",) if LAST else ())
-    on_device.driver = lambda: gpu  # type: ignore[attr-defined]
+    on_device.driver = lambda: gpu  # type: ignore[assignment]
     comm = world.communicator(timeout=DEADLINE)
     x = gpu.new("int32", 5).write(b"\1\0\0\0" * 5)
     comm.allreduce(x)

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from collectives.selection import Table, load
-from collectives.table import SYMMETRIC, Rule
+from collectives.table import GPU, SYMMETRIC, Rule
 from tuner import units
 from tuner.commands.common import UsageError, add_json, note, print_json
 from tuner.space import Candidate
@@ -57,7 +57,7 @@ def show(table: Table) -> None:
     )
     console.print(f"{place.cpu}; {place.mpi}; {table.created or 'date unknown'}", markup=False)
     for (collective, dtype, op, storage), rules in groupby(table.rules, key=lambda rule: rule.key):
-        where = ", symmetric memory" if storage == SYMMETRIC else ""
+        where = {SYMMETRIC: ", symmetric memory", GPU: f", on {place.device}"}.get(storage, "")
         grid = Grid(
             title=f"{collective}, dtype {dtype}, op {op}{where}", title_justify="left", box=None, padding=(0, 2, 0, 0)
         )
