@@ -60,22 +60,29 @@ class TreeringGroup(Base):  # type: ignore[misc]
         self.comm = communicator_of(store, rank, size, timeout=seconds)
         self._office = Office.of(self.comm, seconds)
         self._keeper = Keeper()
+        self._name, self._desc = "", NAME
 
     # ------------------------------------------------------------ what torch asks of a group
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return NAME
 
-    @property
-    def pg_name(self) -> str:
-        return str(dist.distributed_c10d._world.pg_names[self])
+    def _set_group_name(self, name: str) -> None:
+        self._name = str(name)
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._desc = str(desc)
 
     @property
     def group_name(self) -> str:
-        return self.pg_name
+        return self._name
+
+    @property
+    def pg_name(self) -> str:
+        return self._name
 
     @property
     def group_desc(self) -> str:
-        return NAME
+        return self._desc
 
     def _get_backend(self, device: torch.device) -> "TreeringGroup":
         if torch.device(device).type != "cpu":
