@@ -59,7 +59,7 @@ class Channel:
         if work.ended or now - self._looked < WATCH_SECONDS:
             return
         self._looked = now
-        dead = sorted(self._peers[fd] for fd, _ in self._poll.poll(0)) if self._peers else []
+        dead = self.ended()
         if dead:
             self._lost_since = self._lost_since or now
             if now - self._lost_since > GRACE_SECONDS:
@@ -105,6 +105,10 @@ class Channel:
     def status(self) -> int:
         """What this rank tells others: 0, or why it has stopped."""
         return int(self.endpoint.news(self.node.rank)[st.BOARD_STATUS]) if self.endpoint.has_board else 0
+
+    def ended(self) -> list[int]:
+        """Other ranks of the node whose processes have ended."""
+        return sorted(self._peers[fd] for fd, _ in self._poll.poll(0)) if self._peers else []
 
     def has_ended(self, rank: int) -> bool:
         """Whether the process of another rank of the node has ended, or does so now."""

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -122,9 +122,7 @@ def work_through(jobs: "queue.SimpleQueue[Job | None]", leaving: threading.Event
         del job  # which holds the state, and so the helper
 
 
-def leave(
-    jobs: "queue.SimpleQueue[Job | None]", leaving: threading.Event, thread: "weakref.ref[threading.Thread]"
-) -> None:
+def leave(jobs: "queue.SimpleQueue[Any]", leaving: threading.Event, thread: "weakref.ref[threading.Thread]") -> None:
     """At exit, before MPI is finalised: the call under way is left as it is."""
     leaving.set()
     jobs.put(None)

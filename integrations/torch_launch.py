@@ -44,6 +44,8 @@ def init_process_group(
     """
     if dist.is_initialized():
         raise RuntimeError("PyTorch's default process group exists already: call init_process_group once, first")
+    if "treering" in backend:
+        import integrations.torch_backend  # noqa: F401 - it registers itself
     limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
     if comm is None and by_environment(os.environ):
         dist.init_process_group(backend, init_method="env://", timeout=limit)
@@ -67,6 +69,29 @@ def communicator(**settings: Any) -> Communicator:
         return Communicator(**settings)
     store = dist.distributed_c10d._get_default_store()
     return Communicator.from_store(store, dist.get_rank(), dist.get_world_size(), **settings)
+
+
+def communicator_of(store: Any, rank: int, size: int, **settings: Any) -> Communicator:
+    """The same of the ranks that meet in a store of PyTorch's, some or all. LaunchError where one does not come."""
+    if not by_mpi(os.environ):
+        return Communicator.from_store(store, rank, size, **settings)
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    refuse_lone_worlds(world.size, mpi_library())
+    store.set(f"mpi/{rank}", str(world.rank))
+    try:
+        places = [int(store.get(f"mpi/{each}")) for each in range(size)]
+    except RuntimeError as error:  # as torch's stores raise them all
+        raise LaunchError(f"rank {rank} has not heard of all {size} ranks of its process group: {error}") from error
+    group = world.Get_group()
+    chosen = group.Incl(places)
+    made = world.Create_group(chosen)
+    try:
+        return Communicator(made, **settings)
+    finally:
+        for each in (made, chosen, group):
+            each.Free()
 
 
 def by_mpi(environment: Mapping[str, str]) -> bool:

@@ -3,35 +3,49 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 
 from tests.launch import ROOT, torchrun
 
 PROGRAMS = sorted(path.stem for path in (ROOT / "examples").glob("*.py") if not path.stem.startswith("digits"))
-UNDER_TORCHRUN = "ddp_torchrun"
+UNDER_TORCHRUN = ("ddp_torchrun", "torch_backend")
+NEEDS_MORE = "lightning_ddp"  # Lightning, which is not among what tests install
 SAYS = {
     "allreduce_standalone": r"(2 ranks, 1x2, sum 3|3 ranks, 1x3, sum 6); .*\n4 MB would go by \w+",
     "custom_algorithm": r"chain: proved for (2 ranks in 2 rounds; gave 3|3 ranks in 4 rounds; gave 6)",
     "ddp_one_line": r"loss on rank 0: [\d.]+ at first, 0\.\d+ in the end\nbucket 0: \d+ bytes by \w+, 100 times",
     "gradients_in_symmetric_memory": r"step 0: loss \d{2,}\.\d\nstep 19: loss \d\.\d\n2162692 bytes .* one_pass",
-    UNDER_TORCHRUN: r"2 ranks, no MPI: loss 0\.0\d+",
+    "ddp_torchrun": r"2 ranks, no MPI: loss 0\.0\d+",
+    "fsdp2": r"rank 0 holds \d+ of 1409 parameters: loss 0\.0\d+",
     "plan_and_nonblocking": r"the plan runs \w+; meanwhile",
+    "torch_backend": r"[23] ranks over treering: worst loss 0\.0\d+",
 }
 
 
 def test_all_are_here():
-    assert sorted(SAYS) == PROGRAMS
+    assert sorted([*SAYS, NEEDS_MORE]) == PROGRAMS
 
 
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != UNDER_TORCHRUN])
+@pytest.mark.parametrize("name", [name for name in SAYS if name not in UNDER_TORCHRUN[:1]])
 def test_example_runs(name, mpi):
     done = mpi.run(3 if mpi.name == "mpich" else 2, [f"examples/{name}.py"])
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(SAYS[name], done.stdout), done.stdout
 
 
-def test_example_runs_under_torchrun():
-    done = torchrun(2, [f"examples/{UNDER_TORCHRUN}.py"])
+@pytest.mark.parametrize("name", UNDER_TORCHRUN)
+def test_example_runs_under_torchrun(name):
+    done = torchrun(2, [f"examples/{name}.py"])
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(SAYS[UNDER_TORCHRUN], done.stdout), done.stdout
+    assert re.search(SAYS[name], done.stdout), done.stdout
+
+
+def test_an_example_says_what_it_lacks():
+    """It is read, and not run: Lightning is not there."""
+    program = ROOT / "examples" / f"{NEEDS_MORE}.py"
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert "pip install lightning" in done.stderr
