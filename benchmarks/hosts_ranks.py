@@ -92,7 +92,7 @@ class Rank:
                 made[name] = self.comm.plan("allreduce", x, **settings)
             except UnsupportedError:  # on all ranks alike
                 continue
-        raw = MPI.memory.fromaddress(x.data_ptr(), x.nbytes)
+        raw: Any = MPI.memory.fromaddress(x.data_ptr(), x.nbytes)
         made["library"] = partial(self.world.Allreduce, MPI.IN_PLACE, [raw, MPI.FLOAT], MPI.SUM)
         made["gloo"] = partial(self.gloo.dist.all_reduce, x)
         made["wire"] = partial(self.stream, memoryview(raw), memoryview(bytearray(x.nbytes)))

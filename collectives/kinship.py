@@ -56,7 +56,7 @@ def distance(table: Table, topology: Topology) -> float:
     ranks: float = abs(math.log2(max(place.ranks_per_node) / max(map(len, topology.nodes))))
     if max(nodes, ranks) > FARTHEST:
         return math.inf
-    machine = sum(getattr(place, field) != getattr(topology, field, "") for field in ("cpu", "mpi", "network"))
+    machine: int = sum(getattr(place, field) != getattr(topology, field, "") for field in ("cpu", "mpi", "network"))
     uneven = len(set(place.ranks_per_node)) > 1
     return nodes + ranks + machine / 2 + abs(uneven - (len(set(map(len, topology.nodes))) > 1)) / 4
 

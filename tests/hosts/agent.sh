@@ -3,7 +3,7 @@
 while [[ ${1-} == -* ]]; do shift; done
 host=$1
 shift
-process=/var/tmp/bed/$host
+process=$(readlink -f "/var/tmp/bed/$host") # a name, or an address in the network
 [ -e "$process" ] || { echo "agent.sh: no host is called $host" >&2; exit 1; }
 [ ! -e "$process.silent" ] || exec sleep infinity # a host that does not answer
 export TMPDIR=$process.files

@@ -46,6 +46,7 @@ for host; do
     trap : CHLD
     exec sleep infinity" > $bed/${host%%=*}.says &
   echo $! > $bed/${host%%=*}
+  ln -s ${host%%=*} $bed/$address
   until [ -s $bed/${host%%=*}.says ]; do sleep 0.01; done
   ip link add port$number type veth peer name eth0 netns $!
   ip link set port$number master switch up

@@ -129,11 +129,11 @@ def test_the_contract_on_four_hosts(bed_of, mpi):
 @pytest.mark.parametrize("mpi", ["mpich", "openmpi"], indirect=True)
 def test_a_command_starts_its_ranks_on_hosts_by_an_agent(bed_of, mpi, tmp_path):
     library, hostfile = found(mpi), tmp_path / "hosts"
-    hostfile.write_text("n1.a slots=1\nn1.b\n")
+    hostfile.write_text("h1 slots=1\nh2\n")
     measured = ["--sizes", "1024", "--contenders", "treering", "--json"]
     command = ["bench", "--hostfile", str(hostfile), "--agent", AGENT, *measured]
-    with bed_of("n1.a", "n1.b") as bed:
-        there = bed.command("n1.a", [library.python, "-m", "tuner.cli", *command])
+    with bed_of("h1", "h2") as bed:
+        there = bed.command("h1", [library.python, "-m", "tuner.cli", *command])
         done = launch.run_command(there, library.environment(environment(mpi.name) | over_tcp(mpi.name)), timeout=90)
     assert said(done)["context"]["ranks_per_node"] == [1, 1]
 

@@ -3,14 +3,17 @@
 import json
 import socket
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from mpi4py import MPI
 
 import collectives
 from collectives import settings
+from collectives.algorithms import find
 from collectives.errors import CollectiveError
 from collectives.table import Place, Rule, Table
 
@@ -21,7 +24,7 @@ DEADLINE = 3.0  # seconds
 def every_hierarchy(comm: collectives.Communicator) -> int:
     """How many allreduces with one hierarchy or another are not right, or not equal on all ranks, to the bit."""
     wrong = 0
-    parameters = {p.name: p.choices for p in collectives.algorithms.find("allreduce", "hierarchical").parameters}
+    parameters = {p.name: p.choices for p in find("allreduce", "hierarchical").parameters}
     ways: list[dict[str, Any]] = [{"segment_bytes": 4096, "slots": 3}]
     ways += [
         {name: value}
@@ -72,11 +75,9 @@ def stuck() -> dict[str, Any]:
 
 def settings_differ() -> dict[str, Any]:
     """What each rank is told where host h2 has another treering, and where it has another table."""
-    there, release = socket.gethostname() == "h2", settings.release
-    if there:
-        settings.release = lambda: "0.0.1"
-    version = refusal()
-    settings.release = release
+    there = socket.gethostname() == "h2"
+    with patch.object(settings, "release", return_value="0.0.1") if there else nullcontext():
+        version = refusal()
     rule = Rule(collective="allreduce", min_bytes=0, max_bytes=None, algorithm="ring")
     place = Place(nodes=1, ranks_per_node=[1], fingerprint="another")
     table = refusal(table=Table(topology=place, rules=[rule]) if there else None)
