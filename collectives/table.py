@@ -84,7 +84,9 @@ class LinkCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def costs(self) -> tuple[float, ...]:
-        return self.alpha_us, self.beta_us_per_MiB, self.gamma_us_per_MiB, self.gap_us, self.start_us
+        """Alpha, beta, gamma, gap, start."""
+        found = self.alpha_us, self.beta_us_per_MiB, self.gamma_us_per_MiB, self.gap_us, self.start_us
+        return tuple(map(float, found))
 
 
 class RunnerUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -28,7 +28,7 @@ def link(**more):
         ({"links": [LINKS[0] | {"up_to_bytes": 64}, *LINKS[1:]]}, "'shared-memory': up_to_bytes must grow"),
         ({"ranks_per_node": None}, r"`\$.ranks_per_node`"),
         ({"ranks_per_node": [2, 2, 2]}, "ranks_per_node has 3 entries for 4 nodes"),
-        ({"ranks_per_node": [2, 2, 2, 0]}, r">= 1.*`\$.ranks_per_node\[\.\.\.\]`"),
+        ({"ranks_per_node": [2, 2, 2, 0]}, r">= 1.*`\$.ranks_per_node\[3\]`"),
         ({"nodes": 1 << 20}, "2097152 ranks; at most"),
         ({"interface": None, "levels": [{"nodes": 2}]}, "levels need an interface"),
         ({"levels": [{"nodes": 2}, {"nodes": 3}]}, r"levels\[1\].nodes is 3; it must be a multiple of 2"),
