@@ -36,8 +36,8 @@ class DoneWork:
     def done(self) -> bool:
         return True
 
-    def wait(self, timeout: float | None = None) -> Any:
-        """The result; timeout is of no use."""
+    def wait(self, timeout: float | None = None) -> Any:  # noqa: ARG002 - as other works
+        """The result."""
         return self.result
 
 

@@ -92,7 +92,7 @@ class OnDevice:
             except UnsupportedError as error:
                 self.why_not = str(error)
         aware = self.peers.mpi is not None and self.peers.agree(cuda_aware())
-        self.paths = (*() if self.why_not else (IPC,), STAGED, *(AWARE,) if aware else ())
+        self.paths = (IPC,) * (not self.why_not) + (STAGED,) + (AWARE,) * aware
         if sharing > 1 and self.rank == 0:
             say(f"{sharing} ranks share a GPU: without MPS (nvidia-cuda-mps-control) their kernels take turns")
 
@@ -245,7 +245,8 @@ class OnDevice:
             return None
         if table.topology.device != self.names[0] or IPC not in self.paths:
             return None
-        return table.find(request.collective, request.nbytes, request.dtype, kind, GPU)
+        rule: Rule | None = table.find(request.collective, request.nbytes, request.dtype, kind, GPU)
+        return rule
 
     # ------------------------------------------------------------ kernels
     def _launch(

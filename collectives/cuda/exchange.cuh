@@ -68,13 +68,13 @@ DEVICE void one_shot(const Group& g, const Call& call) {
     Part mine = part_of(call.count * size, blockIdx.x, gridDim.x);
     u32 epoch = g.counters()->epoch[blockIdx.x];
     for (u64 k = 0; k * piece < mine.bytes; k++) {
-        epoch++;
+        u32 half = ++epoch % 2;
         Part p = piece_of(mine, k, piece);
         const u8* input = call.input + p.from;
-        copy(g.staging(g.rank, blockIdx.x, epoch & 1, 0), input, p.bytes, block());
+        copy(g.staging(g.rank, blockIdx.x, half, 0), input, p.bytes, block());
         if (!meet(g, GIVEN, epoch, 0, 0, lost)) return;
         for (int r = threadIdx.x; r < g.size; r += blockDim.x)
-            in.at[r] = r == g.rank ? const_cast<u8*>(input) : g.staging(r, blockIdx.x, epoch & 1, 0);
+            in.at[r] = r == g.rank ? const_cast<u8*>(input) : g.staging(r, blockIdx.x, half, 0);
         if (threadIdx.x == 0) in.n = g.size, out.n = 1, out.at[0] = call.output + p.from;
         __syncthreads();
         fold<N, OP>(out, in, p.bytes, equal(g.size), block());

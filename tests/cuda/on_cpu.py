@@ -23,13 +23,11 @@ TAKES: dict[str, tuple[type[ctypes.Structure], ...]] = {
     "signals": (Group, Rounds),
 }  # fmt: skip
 TYPES = {Bytes: "u64", Rounds: "i32"}
-FLOATING = ("float16", "bfloat16", "float32", "float64")
 KINDS = (
     *((dtype, "sum") for dtype in source.ELEMENTS),
-    *((dtype, "avg") for dtype in FLOATING),
-    *(("float32", op) for op in ("prod", "min", "max")),
-    *(("int32", op) for op in ("prod", "min", "and", "or", "xor")),
-    ("bfloat16", "max"), ("float64", "min"), ("int64", "max"),
+    *((dtype, "avg") for dtype in ("float16", "bfloat16", "float32")),
+    ("float32", "prod"), ("float32", "max"), ("float64", "min"), ("bfloat16", "max"), ("int64", "max"),
+    ("int32", "and"), ("int32", "xor"),
 )  # fmt: skip
 
 

@@ -44,7 +44,10 @@ int main() {
             for (int i = 0; i < COUNT; i++) x[i] = static_cast<float>(rank + 1 + i % 5 + turn);
             Call call = {at, at, COUNT, 4, SLOT, 1, EVERYONE, EVERYONE, 0, 0, 0};
             switch (turn % 5) {
-                case 0: launch(2, 2, [&] { one_shot_float32_sum(g, call); }); break;
+                case 0:
+                    call.piece = 64;  // several in a block's share
+                    launch(2, 2, [&] { one_shot_float32_sum(g, call); });
+                    break;
                 case 1: launch(2, 2, [&] { exchange_float32_sum(g, call); }); break;
                 case 2:
                     call.region = 1;

@@ -25,7 +25,7 @@ MUTANTS = {  # what keeps ranks apart, taken away
         "if ((direct || call.gives) && !meet(g, FOLDED, epoch, 0, 0, lost)) return;",
         "if (!direct && call.gives && !meet(g, FOLDED, epoch, 0, 0, lost)) return;",
     ),
-    "one half of staging": ("u32 half = ++epoch & 1;", "u32 half = 0 * ++epoch;"),
+    "one half of staging": ("u32 half = ++epoch % 2;", "u32 half = 0 * ++epoch;"),
     "a signal before all have written": ("int block = blockIdx.x;\n    __syncthreads();", "int block = blockIdx.x;"),
     "a flag that orders nothing": ("store_release(&line->epoch, epoch);", "line->epoch = epoch;"),
     "a FIFO too full": ("next - FIFO_DEPTH);", "next - FIFO_DEPTH - 1);"),

@@ -30,7 +30,7 @@ def seen(call: Callable[[], Any]) -> list[Any]:
 def case(wrong: Callable[[Any, Emulator], Any], *fails: str, before: bool = False) -> list[Any]:
     """What a call of which the last rank makes something else raises; `before`: after one that all made well."""
     gpu = Emulator(fails=fails if LAST and not before else ())
-    on_device.driver = lambda: gpu  # type: ignore[assignment]
+    on_device.driver = lambda: gpu  # type: ignore[assignment, attr-defined]
     comm = world.communicator(timeout=DEADLINE)
     if before:
         comm.allreduce(gpu.new("float32", 64))
@@ -69,7 +69,7 @@ def waited_for(comm: Any, gpu: Emulator) -> Any:
 
 def away() -> list[Any]:
     gpu = Emulator()
-    on_device.driver = lambda: gpu  # type: ignore[assignment]
+    on_device.driver = lambda: gpu  # type: ignore[assignment, attr-defined]
     comm = world.communicator(timeout=DEADLINE / 2)
     good(comm, gpu)
     gpu.synchronize(0)
@@ -93,7 +93,7 @@ CASES: dict[str, Callable[[], list[Any]]] = {
 def unmapped() -> str:
     """Where windows cannot be mapped, all ranks go through the host, and symmetric memory is refused on all."""
     gpu = Emulator(fails=("open",) if LAST else ())
-    on_device.driver = lambda: gpu  # type: ignore[assignment]
+    on_device.driver = lambda: gpu  # type: ignore[assignment, attr-defined]
     comm = world.communicator(timeout=DEADLINE)
     x = gpu.new("int32", 5).write(b"\1\0\0\0" * 5)
     comm.allreduce(x)
