@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from collectives import exits, timeline
-from collectives.calls import Calls, Choices, Options, Prepared
+from collectives.calls import Calls, Options, Prepared
 from collectives.channel import Channel
 from collectives.dtypes import DTYPES, ITEMSIZE, check
 from collectives.engine import ENGINE, Work
@@ -18,9 +18,9 @@ from collectives.handles import Persistent, Several
 from collectives.launch import connect, form
 from collectives.moves import Moves
 from collectives.native.library import library
-from collectives.native.program import Program
 from collectives.peers import Peers
 from collectives.plans import Plans
+from collectives.repeats import Quick, Repeats
 from collectives.selection import NATIVE, Choice, Table
 from collectives.settings import TIMEOUT_SECONDS, Settings, agree, seconds
 from collectives.store_peers import join
@@ -98,9 +98,8 @@ class Communicator(Moves):
         self._plans = Plans(self._channel, settings.timeout)
         self._regions = self._channel.regions
         self._calls = Calls(self._plans, settings)
-        self._quick: dict[tuple[Any, int, str], tuple[Program, Choices]] = {}
-        self._kept = 0
-        self._last: tuple[Program, Choices] | Choice | None = None
+        self._repeats = Repeats(self._plans)
+        self._last: Quick | Choice | None = None
         self._closed = False
         exits.watch(self._channel)
         ENGINE.timeline = timeline.watch(self._channel, ENGINE.timeline)
@@ -137,7 +136,7 @@ class Communicator(Moves):
         torch = sys.modules.get("torch") if plain else None
         if torch is not None and isinstance(x, torch.Tensor) and x.layout is torch.strided:
             address, count = x.data_ptr(), x.numel()
-            quick = self._quick.get((x.dtype, count, op))
+            quick = self._repeats.found.get((x.dtype, count, op))
             plain = address and x.is_cpu and x.is_contiguous()
             if quick is not None and plain and (count > 1 or not x.is_neg()):  # z.conj().imag has a turned sign
                 self._last = quick
@@ -160,7 +159,7 @@ class Communicator(Moves):
             return self._native(x, out, op, blocking)
         prepared = self._calls.allreduce(x, out, op, options)
         if torch is not None and isinstance(x, torch.Tensor) and prepared.finish is None:
-            self._remember((x.dtype, x.numel(), op), prepared)
+            self._repeats.remember((x.dtype, x.numel(), op), prepared)
         return self._go(prepared, blocking, timeout)
 
     def reduce_scatter(
@@ -178,8 +177,7 @@ class Communicator(Moves):
         x: n elements, untouched. out: as many elements as collectives.chunk(n, size, rank). Other keywords, and errors,
         as in allreduce.
         """
-        self._check_open()
-        return self._go(self._calls.reduce_scatter(x, out, op, Options.of(how)), blocking, timeout)
+        return self._pair("reduce_scatter", x, out, op, blocking=blocking, timeout=timeout, how=how)
 
     def allgather(
         self, x: Any, out: Any = None, *, blocking: bool = True, timeout: float | None = None, **how: Any
@@ -189,8 +187,7 @@ class Communicator(Moves):
         out: n elements, of which x is collectives.chunk(n, size, rank); by default a new array of size times x's
         elements. Other keywords, and errors, as in allreduce.
         """
-        self._check_open()
-        return self._go(self._calls.allgather(x, out, Options.of(how)), blocking, timeout)
+        return self._pair("allgather", x, out, blocking=blocking, timeout=timeout, how=how)
 
     def broadcast(
         self, x: Any, root: int = 0, *, blocking: bool = True, timeout: float | None = None, **how: Any
@@ -304,12 +301,21 @@ class Communicator(Moves):
         if prepared.choices is not None:  # a barrier has none
             self._last = prepared.program, prepared.choices
 
-    def _remember(self, key: tuple[Any, int, str], prepared: Prepared) -> None:
-        """So that the same call on a tensor of the same kind finds its program at once."""
-        if self._kept != self._plans.forgotten:
-            self._quick.clear()
-            self._kept = self._plans.forgotten
-        self._quick[key] = prepared.program, prepared.choices
+    def _pair(
+        self, collective: str, x: Any, out: Any, *op: str, blocking: bool, timeout: float | None, how: dict[str, Any]
+    ) -> Any:
+        """A call from x to out. Where one of its kind was made before, its program is at hand."""
+        found = None if how or not blocking or timeout is not None else self._repeats.find(collective, x, out, *op)
+        if found is not None:
+            self._last, source, target = found
+            ENGINE.call(self._channel, found[0][0], source, target, (x, out))
+            return out
+        self._check_open()
+        kept = None if how else self._repeats.kind(collective, x, out, *op)
+        prepared: Prepared = getattr(self._calls, collective)(x, out, *op, Options.of(how))
+        if kept is not None and prepared.finish is None:
+            self._repeats.remember(kept, prepared)
+        return self._go(prepared, blocking, timeout)
 
     def _native(self, x: Any, out: Any, op: str, blocking: bool) -> Any:
         from collectives.mpi_native import allreduce
@@ -374,7 +380,7 @@ class Communicator(Moves):
         if self._closed:
             return
         self._closed, channel = True, self._channel
-        self._quick.clear()
+        self._repeats.found.clear()
         worked = channel.broken is None
         while worked and channel.pending:
             ENGINE.wait(channel.pending[-1])

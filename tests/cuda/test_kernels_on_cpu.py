@@ -52,10 +52,7 @@ class Case:
     data: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.data = [
-            POOL[self.dtype][(self.seed * 37 + 997 * r) % 2000 * self.size :][: self.count * self.size]
-            for r in range(self.world.size)
-        ]
+        self.data = [POOL[self.dtype][(self.seed * 37 + 997 * r) % 2000 * self.size :][: self.count * self.size] for r in range(self.world.size)]
 
     @property
     def size(self) -> int:
@@ -103,11 +100,7 @@ class Case:
     def check(self, rank: int, what: str) -> None:
         wanted = self.expected(rank)
         found = ctypes.string_at(self.addresses(rank)[1], len(wanted))
-        wrong = [
-            i // self.size
-            for i in range(0, len(wanted), self.size)
-            if found[i : i + self.size] != wanted[i : i + self.size]
-        ]
+        wrong = [i // self.size for i in range(0, len(wanted), self.size) if found[i : i + self.size] != wanted[i : i + self.size]]
         assert not wrong, f"rank {rank} of {self.world.size}: {what}: {self}: {len(wrong)} wrong, first at {wrong[0]}"
 
 
@@ -162,11 +155,7 @@ def test_all_collectives(size):
         group = world.group(rank)
         for i, (kernel, case) in enumerate(calls):
             case.fill(rank)
-            arguments = (
-                exchange(case, rank)
-                if kernel == "exchange"
-                else Call(*case.addresses(rank), case.count, piece=SHAPE.slot_bytes)
-            )
+            arguments = exchange(case, rank) if kernel == "exchange" else Call(*case.addresses(rank), case.count, piece=SHAPE.slot_bytes)
             on_cpu.run("signals", "int32", "sum", 1, THREADS, group, Rounds(1))  # all have filled theirs
             on_cpu.run(kernel, case.dtype, case.op, 1 + i % 3, THREADS, group, arguments)
             case.check(rank, kernel)
@@ -179,10 +168,7 @@ def test_all_collectives(size):
 def test_many_epochs(size):
     """200 calls in a row on one window without a rest: whoever is early must not overwrite what others still read."""
     world = World(size)
-    turns = [
-        (Case(world, "allreduce", "float32", "sum", 1 + 331 * (i % 4), seed=i), ("one_shot", "exchange")[i % 3 > 0])
-        for i in range(200)
-    ]
+    turns = [(Case(world, "allreduce", "float32", "sum", 1 + 331 * (i % 4), seed=i), ("one_shot", "exchange")[i % 3 > 0]) for i in range(200)]
     on_cpu.library()
     folded("float32", "sum", turns[0][0].data)
 
@@ -190,11 +176,7 @@ def test_many_epochs(size):
         group = world.group(rank)
         for case, kernel in turns:
             case.fill(rank)
-            call = (
-                exchange(case, rank)
-                if kernel == "exchange"
-                else Call(*case.addresses(rank), case.count, piece=SHAPE.slot_bytes)
-            )
+            call = exchange(case, rank) if kernel == "exchange" else Call(*case.addresses(rank), case.count, piece=SHAPE.slot_bytes)
             on_cpu.run(kernel, "float32", "sum", 2, THREADS, group, call)
             case.check(rank, kernel)
         epoch = ctypes.c_uint32.from_address(world.windows[rank]).value
@@ -212,11 +194,7 @@ def test_schedules(size):
         algorithm = find(collective, name)
         if algorithm.refusal(size):
             continue
-        for dtype, op, count, parts in (
-            ("float32", "avg", 1003, 3),
-            ("bfloat16", "max", 61, 1),
-            ("int64", "max", 517, 2),
-        ):
+        for dtype, op, count, parts in (("float32", "avg", 1003, 3), ("bfloat16", "max", 61, 1), ("int64", "max", 517, 2)):
             root = i % size if collective in ("broadcast", "reduce") else 0
             full = algorithm.check(**params)
             schedules = algorithm.schedules(size, root=root, **full)
@@ -302,15 +280,7 @@ def test_who_never_comes():
             return
         group = world.group(rank, patience=300_000_000)
         for _ in range(2):
-            on_cpu.run(
-                "exchange",
-                "float32",
-                "sum",
-                2,
-                THREADS,
-                group,
-                exchange(Case(world, "allreduce", "float32", "sum", 64), rank),
-            )
+            on_cpu.run("exchange", "float32", "sum", 2, THREADS, group, exchange(Case(world, "allreduce", "float32", "sum", 64), rank))
         report = world.report(rank)
         assert report[at.R_CODE] == at.TIMED_OUT
         assert report[at.R_PEER] == 1
@@ -323,13 +293,5 @@ def test_the_host_can_stop_a_kernel():
     world = World(2)
     on_cpu.library()
     (ctypes.c_uint32 * at.REPORT_WORDS).from_address(world.reports[0])[at.R_STOP] = 1
-    on_cpu.run(
-        "one_shot",
-        "float32",
-        "sum",
-        1,
-        THREADS,
-        world.group(0),
-        Call(world.inputs[0], world.outputs[0], 64, piece=SHAPE.slot_bytes),
-    )
+    on_cpu.run("one_shot", "float32", "sum", 1, THREADS, world.group(0), Call(world.inputs[0], world.outputs[0], 64, piece=SHAPE.slot_bytes))
     assert world.report(0)[at.R_CODE] == at.STOPPED
