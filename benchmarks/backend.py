@@ -2,16 +2,17 @@
 
     python -m benchmarks.backend -n 2 [--sizes 1024,16384,1048576,4194304] [--steps 40] [--json FILE]
 
-A time is the slowest rank's; of calls it is that of the call in torch.distributed, Python included. Printed are medians,
-and the ratio of pairs taken in the same repetition with its 95 % interval. Gloo's threads slow what runs right after it,
-also treering's calls.
+A time is the slowest rank's; of calls it is that of the call in torch.distributed, Python included. Printed are
+medians, and the ratio of pairs taken in the same repetition with its 95 % interval. Gloo's threads slow what runs right
+after it, also treering's calls.
 """
 
 import argparse
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ reduce_into = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 Groups = dict[str, Any]
 
 
-def interleaved(calls: dict[str, Callable[[], object]], ours: Any, times: int) -> dict[str, list[float]]:
+def interleaved(calls: Mapping[str, Callable[[], object]], ours: Any, times: int) -> dict[str, list[float]]:
     """Microseconds of each repetition, of the slowest rank; names in random order within a repetition."""
     order, shuffle = list(calls), random.Random(1)
     found: dict[str, list[float]] = {name: [] for name in calls}
@@ -72,7 +73,7 @@ def calls(groups: Groups, n_bytes: int, times: int) -> list[dict[str, Any]]:
     }
     rows = []
     for name, call in kinds.items():
-        mine = {contender: lambda call=call, group=group: call(group) for contender, group in groups.items()}
+        mine = {contender: partial(call, group) for contender, group in groups.items()}
         whole.fill_(1)
         part.fill_(1)
         rows.append(row(name, n_bytes, interleaved(mine, groups["treering"], times)))
@@ -86,7 +87,7 @@ def steps(groups: Groups, what: str, make: Callable[[Any], nn.Module], batch: to
         model.zero_grad()
         model(batch).square().mean().backward()
 
-    mine = {contender: lambda model=model: step(model) for contender, model in models.items()}
+    mine = {contender: partial(step, model) for contender, model in models.items()}
     return row(what, 0, interleaved(mine, groups["treering"], times))
 
 
@@ -100,7 +101,8 @@ def fsdp2(group: Any) -> nn.Module:
     model, mesh = transformer()[0], DeviceMesh.from_group(group, "cpu")
     for layer in model.children():
         fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
 
 
 def main() -> int:

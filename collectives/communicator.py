@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from collectives import exits, timeline
-from collectives.calls import Calls, Choices, Options, Prepared
+from collectives.calls import Calls, Options, Prepared
 from collectives.channel import Channel
 from collectives.cuda.views import on_device
 from collectives.diagnosis import NO_OP
@@ -18,11 +18,11 @@ from collectives.errors import UnsupportedError
 from collectives.extents import chunk_offsets
 from collectives.handles import Persistent, Several
 from collectives.launch import connect, form
-from collectives.moves import Moves
+from collectives.methods import Methods
 from collectives.native.library import library
-from collectives.native.program import Program
 from collectives.peers import Peers
 from collectives.plans import Plans
+from collectives.repeats import Quick, Repeats
 from collectives.selection import NATIVE, Choice, Table
 from collectives.settings import TIMEOUT_SECONDS, Settings, agree, seconds
 from collectives.store_peers import join
@@ -41,7 +41,7 @@ def chunk(count: int, size: int, rank: int) -> slice:
     return slice(offsets[rank], offsets[rank + 1])
 
 
-class Communicator(Moves):
+class Communicator(Methods):
     """A group of ranks that make the same calls in the same order.
 
     mpi_comm: an mpi4py communicator (default: COMM_WORLD), which is duplicated. table: path of a tuning table (default:
@@ -104,9 +104,8 @@ class Communicator(Moves):
         self._plans = Plans(self._channel, settings.timeout)
         self._regions = self._channel.regions
         self._calls = Calls(self._plans, settings)
-        self._quick: dict[tuple[Any, int, str], tuple[Program, Choices]] = {}
-        self._kept = 0
-        self._last: tuple[Program, Choices] | Choice | None = None
+        self._repeats = Repeats(self._plans)
+        self._last: Quick | Choice | None = None
         self._closed = False
         self._gpu: OnDevice | None = None
         exits.watch(self._channel)
@@ -129,13 +128,13 @@ class Communicator(Moves):
     ) -> Any:
         """Reduce x over all ranks, element by element, on every rank; returns x, or out.
 
-        x: a torch tensor of any shape, on the CPU or a GPU, a CuPy array, array.array, memoryview, or anything with the
-        buffer protocol or DLPack; a list of them is reduced together. out: where to write (default: into x). op: sum avg
-        prod min max and or xor.
-        algorithm: by name, with its parameters as keywords (see collectives.algorithms). order="fixed": ranks are
-        folded in order, so that bits do not depend on size or algorithm. precision="accurate": float16 and bfloat16
-        are accumulated in float32 and rounded once. native: by the MPI library's own collective, which keeps no
-        promise of ours. blocking=False: returns a Work. timeout: seconds.
+        x: a torch tensor of any shape, on the CPU or a GPU, a CuPy array, array.array, memoryview, or anything with
+        the buffer protocol or DLPack; a list of them is reduced together. out: where to write (default: into x). op:
+        sum avg prod min max and or xor. algorithm: by name, with its parameters as keywords (see
+        collectives.algorithms). order="fixed": ranks are folded in order, so that bits do not depend on size or
+        algorithm. precision="accurate": float16 and bfloat16 are accumulated in float32 and rounded once. native: by
+        the MPI library's own collective, which keeps no promise of ours. blocking=False: returns a Work. timeout:
+        seconds.
 
         TypeError for a dtype without the op, BufferError for read-only memory, ValueError for overlapping memory or
         unknown names; MismatchError, CollectiveTimeout, PeerLost when it runs.
@@ -145,7 +144,7 @@ class Communicator(Moves):
         torch = sys.modules.get("torch") if plain else None
         if torch is not None and isinstance(x, torch.Tensor) and x.layout is torch.strided:
             address, count = x.data_ptr(), x.numel()
-            quick = self._quick.get((x.dtype, count, op))
+            quick = self._repeats.found.get((x.dtype, count, op))
             plain = address and x.is_cpu and x.is_contiguous()
             if quick is not None and plain and (count > 1 or not x.is_neg()):  # z.conj().imag has a turned sign
                 self._last = quick
@@ -171,70 +170,8 @@ class Communicator(Moves):
             return self._native(x, out, op, blocking)
         prepared = self._calls.allreduce(x, out, op, options)
         if torch is not None and isinstance(x, torch.Tensor) and prepared.finish is None:
-            self._remember((x.dtype, x.numel(), op), prepared)
+            self._repeats.remember((x.dtype, x.numel(), op), prepared)
         return self._go(prepared, blocking, timeout)
-
-    def reduce_scatter(
-        self,
-        x: Any,
-        out: Any = None,
-        op: str = "sum",
-        *,
-        blocking: bool = True,
-        timeout: float | None = None,
-        **how: Any,
-    ) -> Any:
-        """Reduce x over all ranks, and keep my chunk of the result: returns out, or a new one-dimensional array.
-
-        x: n elements, untouched. out: as many elements as collectives.chunk(n, size, rank). Other keywords, and errors,
-        as in allreduce.
-        """
-        self._check_open()
-        if on_device(x) or on_device(out):
-            return self._on_device("reduce_scatter", x, out, op, 0, how, blocking, timeout)
-        return self._go(self._calls.reduce_scatter(x, out, op, Options.of(how)), blocking, timeout)
-
-    def allgather(
-        self, x: Any, out: Any = None, *, blocking: bool = True, timeout: float | None = None, **how: Any
-    ) -> Any:
-        """Gather every rank's chunk x into out, in rank order, on every rank; returns out.
-
-        out: n elements, of which x is collectives.chunk(n, size, rank); by default a new array of size times x's
-        elements. Other keywords, and errors, as in allreduce.
-        """
-        self._check_open()
-        if on_device(x) or on_device(out):
-            return self._on_device("allgather", x, out, NO_OP, 0, how, blocking, timeout)
-        return self._go(self._calls.allgather(x, out, Options.of(how)), blocking, timeout)
-
-    def broadcast(
-        self, x: Any, root: int = 0, *, blocking: bool = True, timeout: float | None = None, **how: Any
-    ) -> Any:
-        """Copy root's x to every rank's x; returns x. Other keywords, and errors, as in allreduce."""
-        self._check_open()
-        if on_device(x):
-            return self._on_device("broadcast", x, None, NO_OP, root, how, blocking, timeout)
-        return self._go(self._calls.broadcast(x, root, Options.of(how)), blocking, timeout)
-
-    def reduce(
-        self,
-        x: Any,
-        root: int = 0,
-        out: Any = None,
-        op: str = "sum",
-        *,
-        blocking: bool = True,
-        timeout: float | None = None,
-        **how: Any,
-    ) -> Any:
-        """Reduce x over all ranks into root's out (default: its x); other ranks' memory is untouched.
-
-        Returns the result on root, x elsewhere. Other keywords, and errors, as in allreduce.
-        """
-        self._check_open()
-        if on_device(x) or on_device(out):
-            return self._on_device("reduce", x, out, op, root, how, blocking, timeout)
-        return self._go(self._calls.reduce(x, root, out, op, Options.of(how)), blocking, timeout)
 
     def plan(self, collective: str, x: Any, *args: Any, **how: Any) -> Persistent:
         """A call to be made often on the same memory: `plan()` runs it and returns what the method would.
@@ -346,12 +283,23 @@ class Communicator(Moves):
         if prepared.choices is not None:  # a barrier has none
             self._last = prepared.program, prepared.choices
 
-    def _remember(self, key: tuple[Any, int, str], prepared: Prepared) -> None:
-        """So that the same call on a tensor of the same kind finds its program at once."""
-        if self._kept != self._plans.forgotten:
-            self._quick.clear()
-            self._kept = self._plans.forgotten
-        self._quick[key] = prepared.program, prepared.choices
+    def _pair(
+        self, collective: str, x: Any, out: Any, *op: str, blocking: bool, timeout: float | None, how: dict[str, Any]
+    ) -> Any:
+        """A call from x to out. Where one of its kind was made before, its program is at hand."""
+        found = None if how or not blocking or timeout is not None else self._repeats.find(collective, x, out, *op)
+        if found is not None:
+            self._last, source, target = found
+            ENGINE.call(self._channel, found[0][0], source, target, (x, out))
+            return out
+        self._check_open()
+        if on_device(x) or on_device(out):
+            return self._on_device(collective, x, out, op[0] if op else NO_OP, 0, how, blocking, timeout)
+        kept = None if how else self._repeats.kind(collective, x, out, *op)
+        prepared: Prepared = getattr(self._calls, collective)(x, out, *op, Options.of(how))
+        if kept is not None and prepared.finish is None:
+            self._repeats.remember(kept, prepared)
+        return self._go(prepared, blocking, timeout)
 
     def _native(self, x: Any, out: Any, op: str, blocking: bool) -> Any:
         from collectives.mpi_native import allreduce
@@ -416,7 +364,7 @@ class Communicator(Moves):
         if self._closed:
             return
         self._closed, channel = True, self._channel
-        self._quick.clear()
+        self._repeats.found.clear()
         worked = channel.broken is None
         while worked and channel.pending:
             ENGINE.wait(channel.pending[-1])

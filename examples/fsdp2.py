@@ -25,7 +25,7 @@ for _ in range(200):
     loss.backward()
     optimizer.step()
 
-held = sum(parameter.to_local().numel() for parameter in model.parameters())
+held = sum(values.to_local().numel() for values in model.state_dict().values())
 if dist.get_rank() == 0:
     total = sum(parameter.numel() for parameter in model.parameters())
     print(f"rank 0 holds {held} of {total} parameters: loss {loss.item():.4f}")

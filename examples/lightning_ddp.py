@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from integrations.torch_ddp import DDPHookState, allreduce_hook
 
 
-class Regression(lightning.LightningModule):
+class Regression(lightning.LightningModule):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(20, 1)
@@ -27,7 +27,7 @@ class Regression(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-class Strategy(DDPStrategy):
+class Strategy(DDPStrategy):  # type: ignore[misc]
     """A state's ranks meet when the process group is there, which Lightning makes after its strategy."""
 
     def setup_distributed(self) -> None:

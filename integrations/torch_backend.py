@@ -29,7 +29,7 @@ from integrations.torch_works import Done, Keeper, Pending
 __all__ = ["NAME", "TreeringGroup"]
 
 NAME = "treering"
-KINDS = dist.ReduceOp.RedOpType
+KINDS: Any = dist.ReduceOp.RedOpType
 OPERATIONS = {
     int(kind): name
     for kind, name in (

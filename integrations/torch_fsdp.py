@@ -28,6 +28,9 @@ except ImportError as error:
 
 __all__ = ["register"]
 
+gather_into = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its newer name
+reduce_into = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
 
 class Groups:
     """treering's own groups of the ranks of others, made at first use."""
@@ -44,29 +47,27 @@ class Groups:
 
 
 class Ours:
+    """One of FSDP2's collectives, served by our group of the same ranks."""
+
     def __init__(self, groups: Groups):
         self.groups = groups
 
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
 
-class Gather(Ours, AllGather):
+class Gather(Ours, AllGather):  # type: ignore[misc]
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
     ) -> Any:
-        options = dist.AllgatherOptions()
-        options.asyncOp = async_op
-        return self.groups.of(group)._allgather_base(output_tensor, input_tensor, options)
+        return gather_into(output_tensor, input_tensor, self.groups.of(group), async_op)
 
 
-class Scatter(Ours, ReduceScatter):
+class Scatter(Ours, ReduceScatter):  # type: ignore[misc]
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
     ) -> Any:
-        options = dist.ReduceScatterOptions()
-        options.reduceOp, options.asyncOp = op, async_op
-        return self.groups.of(group)._reduce_scatter_base(output_tensor, input_tensor, options)
+        return reduce_into(output_tensor, input_tensor, op, self.groups.of(group), async_op)
 
 
 def register(model: nn.Module, replicas: Any = None) -> None:

@@ -26,7 +26,7 @@ class Part(Protocol):
     def wait(self, timeout: float | None = None) -> Any: ...
 
 
-class Done(dist.Work):  # type: ignore[name-defined, misc]
+class Done(dist.Work):
     """A call that has ended before it returned."""
 
     def __init__(self, tensors: Sequence[torch.Tensor] = ()):
@@ -54,7 +54,7 @@ class Done(dist.Work):  # type: ignore[name-defined, misc]
         return future
 
 
-class Pending(dist.Work):  # type: ignore[name-defined, misc]
+class Pending(dist.Work):
     """Parts that are under way. Asking and waiting advance them; who wants a future gets it completed by `keeper`.
 
     finish: what remains to be done when all parts have ended, by whoever sees that first.
@@ -167,7 +167,7 @@ class Keeper:
 
     def see_to(self, work: Pending) -> None:
         if torch._C._current_autograd_node() is not None:
-            torch.autograd.Variable._execution_engine.queue_callback(work.wait)
+            torch.autograd.Variable._execution_engine.queue_callback(work.synchronize)
         if not allowed():
             with suppress(Exception):  # it is the future's
                 work.wait()

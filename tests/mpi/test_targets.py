@@ -1,6 +1,7 @@
 """MPI libraries' own collectives: tables for them, their files, and the libraries themselves following these."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ BORDER = 4 << 10
 
 def table(target, algorithm="ring", params=None):
     """Long messages by an algorithm whose results are not rounded as the library's own choice rounds."""
-    key = {"collective": "allreduce", "dtype": "float", "op": "arithmetic"}
+    key: dict[str, Any] = {"collective": "allreduce", "dtype": "float", "op": "arithmetic"}
     rules = [
         Rule(**key, min_bytes=0, max_bytes=BORDER, algorithm="default"),
         Rule(**key, min_bytes=BORDER + 1, max_bytes=None, algorithm=algorithm, params=params or {}),

@@ -5,11 +5,12 @@ Arguments: names of CASES; none of them: all. Each prints `NAME: right` on each 
 
 import sys
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
+import torch.distributed
+import torch.distributed._functional_collectives
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -30,6 +31,8 @@ OPS = {
     "AVG": lambda x: x.mean(0), "BAND": lambda x: fold(torch.bitwise_and, x),
     "BOR": lambda x: fold(torch.bitwise_or, x), "BXOR": lambda x: fold(torch.bitwise_xor, x),
 }  # fmt: skip
+dist: Any = torch.distributed  # half of what is called here has no annotations, or others
+functional: Any = torch.distributed._functional_collectives
 gather_into = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its newer name
 reduce_into = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
@@ -270,7 +273,8 @@ def groups() -> None:
     whole = torch.arange(4.0 * SIZE).view(2 * SIZE, 2)
     shared = distribute_tensor(whole, mesh["columns"], [Shard(0)])
     same(shared.redistribute(placements=[Replicate()]).to_local(), whole)
-    same(shared.sum().full_tensor(), whole.sum())
+    total: Any = shared.sum()
+    same(total.full_tensor(), whole.sum())
     dist.destroy_process_group(again)
 
 
@@ -292,7 +296,7 @@ def compiled_functions() -> None:
 def training() -> None:
     """DDP, with and without a hook of the user's, and FSDP2, over ours and over Gloo with our collectives."""
 
-    def model() -> nn.Module:
+    def model() -> Any:
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
 
@@ -307,7 +311,8 @@ def training() -> None:
     for layer in (sharded[0], sharded[2], sharded):
         fully_shard(layer)
     gloo = init_device_mesh("cpu", (SIZE,), backend_override={0: "gloo"})
-    served = fully_shard(model().eval(), mesh=gloo)
+    served = model().eval()
+    fully_shard(served, mesh=gloo)
     register(served)
     for trained in (ddp, hooked, sharded, served):
         for _ in range(3):
@@ -318,7 +323,7 @@ def training() -> None:
             torch.testing.assert_close(found, one.grad)
 
 
-def user_hook(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def user_hook(state: None, bucket: Any) -> torch.futures.Future[Tensor]:
     """Waits within the backward pass, which may wait for nobody else."""
     future = dist.all_reduce(bucket.buffer(), dist.ReduceOp.AVG, async_op=True).get_future()
     return future.then(lambda done: done.value()[0])

@@ -1,17 +1,74 @@
-"""The collectives that only move data between particular ranks, as methods of a communicator."""
+"""All collectives but allreduce, as methods of a communicator."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 from collectives.calls import Calls, Options
+from collectives.cuda.views import on_device
+from collectives.diagnosis import NO_OP
 from collectives.engine import Prepared
 
 
-class Moves(ABC):
-    """gather, scatter, alltoall and barrier. Keywords and errors that are not described are those of allreduce."""
+class Methods(ABC):
+    """Keywords and errors that are not described are those of allreduce."""
 
     _calls: Calls
+
+    def reduce_scatter(
+        self,
+        x: Any,
+        out: Any = None,
+        op: str = "sum",
+        *,
+        blocking: bool = True,
+        timeout: float | None = None,
+        **how: Any,
+    ) -> Any:
+        """Reduce x over all ranks, and keep my chunk of the result: returns out, or a new one-dimensional array.
+
+        x: n elements, untouched. out: as many elements as collectives.chunk(n, size, rank).
+        """
+        return self._pair("reduce_scatter", x, out, op, blocking=blocking, timeout=timeout, how=how)
+
+    def allgather(
+        self, x: Any, out: Any = None, *, blocking: bool = True, timeout: float | None = None, **how: Any
+    ) -> Any:
+        """Gather every rank's chunk x into out, in rank order, on every rank; returns out.
+
+        out: n elements, of which x is collectives.chunk(n, size, rank); by default a new array of size times x's
+        elements.
+        """
+        return self._pair("allgather", x, out, blocking=blocking, timeout=timeout, how=how)
+
+    def broadcast(
+        self, x: Any, root: int = 0, *, blocking: bool = True, timeout: float | None = None, **how: Any
+    ) -> Any:
+        """Copy root's x to every rank's x; returns x."""
+        self._check_open()
+        if on_device(x):
+            return self._on_device("broadcast", x, None, NO_OP, root, how, blocking, timeout)
+        return self._go(self._calls.broadcast(x, root, Options.of(how)), blocking, timeout)
+
+    def reduce(
+        self,
+        x: Any,
+        root: int = 0,
+        out: Any = None,
+        op: str = "sum",
+        *,
+        blocking: bool = True,
+        timeout: float | None = None,
+        **how: Any,
+    ) -> Any:
+        """Reduce x over all ranks into root's out (default: its x); other ranks' memory is untouched.
+
+        Returns the result on root, x elsewhere.
+        """
+        self._check_open()
+        if on_device(x) or on_device(out):
+            return self._on_device("reduce", x, out, op, root, how, blocking, timeout)
+        return self._go(self._calls.reduce(x, root, out, op, Options.of(how)), blocking, timeout)
 
     def gather(
         self,
@@ -86,3 +143,13 @@ class Moves(ABC):
 
     @abstractmethod
     def _go(self, prepared: Prepared, blocking: bool, timeout: float | None) -> Any: ...
+
+    @abstractmethod
+    def _pair(
+        self, collective: str, x: Any, out: Any, *op: str, blocking: bool, timeout: float | None, how: dict[str, Any]
+    ) -> Any: ...
+
+    @abstractmethod
+    def _on_device(
+        self, collective: str, x: Any, out: Any, op: str, root: int, how: dict[str, Any], blocking: bool, timeout: Any
+    ) -> Any: ...
