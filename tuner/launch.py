@@ -142,7 +142,7 @@ def flags(mpi: str, ranks: int, hosts: Hosts | None) -> tuple[list[str], dict[st
         agent = [*agents[mpi], hosts.agent] if hosts and hosts.agent and mpi in agents else []
         return [*agent, *(["-hosts", str(hosts)] if hosts else [])], {}
     options, environment = list[str](), dict[str, str]()
-    if hosts:  # --oversubscribe alone would put as many as two ranks on the first host, whatever -H says
+    if hosts:  # --oversubscribe alone fills the first host with as many ranks as it has cores, whatever -H says
         options += ["--map-by", "slot:OVERSUBSCRIBE"]
         forwarded = [name for name in os.environ if name.startswith("TREERING_")]
         forwarded += [name for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ]
