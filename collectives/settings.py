@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from collectives.algorithms import find
 from collectives.errors import CollectiveError, MismatchError, TableError, UnsupportedError
-from collectives.kinship import nearest
+from collectives.kinship import NEAR, nearest
 from collectives.peers import Peers
 from collectives.release import release
 from collectives.says import say
-from collectives.selection import FIXED_ORDER, NATIVE, Choice, Table, choose, load, parse_overrides
+from collectives.selection import FIXED_ORDER, NATIVE, Choice, Table, choose, default, load, parse_overrides
 from collectives.table import GPU, ORDINARY, Rule
 from collectives.topology import Topology
 
@@ -138,6 +138,11 @@ class Settings:
                 self.table, topology, collective, nbytes, dtype, kind,
                 allow_native=native, deterministic=fixed, storage=storage,
             )  # fmt: skip
+            if chosen.basis == NEAR and chosen.algorithm != NATIVE:
+                lack = find(collective, chosen.algorithm).lack(topology.ranks, topology.nodes)
+                if lack:
+                    because = f"{chosen.origin} is of a topology near to this; its {chosen.algorithm} needs {lack}"
+                    chosen = default(topology, collective, nbytes, deterministic=fixed, because=because)
             return replace(chosen, params={**chosen.params, **params}) if params else chosen
         if fixed and not folds_once(collective, chosen.algorithm):
             serving = ", ".join(FIXED_ORDER.get(collective, ())) or "none"
@@ -150,7 +155,8 @@ class Settings:
         if os.environ.get("TREERING_LOG", "").lower() in ("info", "debug") and comm.rank == 0:
             t = comm.topology
             table = self.table.origin if self.table else "no table"
-            say(f"{comm.size} ranks, nodes {t.shape}, links {'+'.join(t.links) or 'none'}, {t.mpi}, {table}")
+            mpi = f"{t.mpi} over {t.network}" if t.network else t.mpi
+            say(f"{comm.size} ranks, nodes {t.shape}, links {'+'.join(t.links) or 'none'}, {mpi}, {table}")
 
 
 def files(table: str | os.PathLike[str]) -> list[Path]:

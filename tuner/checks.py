@@ -328,7 +328,10 @@ def ranks(world: Any) -> Iterator[Check]:
     with collectives.Communicator(world, timeout=60.0) as comm:
         place = comm.topology
         shape = f"{comm.size} ranks on {units.shape_name(place.ranks_per_node)} nodes x ranks"
-        yield Check("ranks", True, f"{shape}, links {', '.join(place.links)}")
+        more = [place.cpu, *([f"{place.network} between {', '.join(place.hosts)}"] if place.network else [])]
+        more += [f"{len(place.domains)} NUMA domains with ranks of their own"] if place.domains else []
+        more += [f"{sum(place.gpus)} GPUs"] if any(place.gpus) else []
+        yield Check("ranks", True, f"{shape}, links {', '.join(place.links)}; {'; '.join(more)}")
         x = array("d", [comm.rank + 1.0] * 1000)
         comm.allreduce(x)
         right = all(value == comm.size * (comm.size + 1) / 2 for value in x)

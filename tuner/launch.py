@@ -142,14 +142,15 @@ def flags(mpi: str, ranks: int, hosts: Hosts | None) -> tuple[list[str], dict[st
         agent = [*agents[mpi], hosts.agent] if hosts and hosts.agent and mpi in agents else []
         return [*agent, *(["-hosts", str(hosts)] if hosts else [])], {}
     options, environment = list[str](), dict[str, str]()
-    if ranks > len(os.sched_getaffinity(0)) or hosts:
-        options.append("--oversubscribe")
-    if hosts:
+    if hosts:  # --oversubscribe alone fills the first host with as many ranks as it has cores, whatever -H says
+        options += ["--map-by", "slot:OVERSUBSCRIBE"]
         forwarded = [name for name in os.environ if name.startswith("TREERING_")]
         forwarded += [name for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ]
         options += ["-H", str(hosts), *(part for name in (*forwarded, RANKS) for part in ("-x", name))]
         options += ["--prtemca", "plm_ssh_agent", hosts.agent] if hosts.agent else []
         environment |= WHOLE_NAMES
+    elif ranks > len(os.sched_getaffinity(0)):
+        options.append("--oversubscribe")
     if os.geteuid() == 0:
         environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return options, environment

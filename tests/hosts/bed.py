@@ -100,10 +100,6 @@ class Bed:
     def mend(self, host: str) -> None:
         self._link(host, "up")
 
-    def silence(self, host: str) -> None:
-        """Launchers that call the host wait for ever, as for one that is switched off."""
-        Path(f"/proc/{self._inside}/root/{FOLDER}/{host}.silent").touch()
-
     def switch_off(self, host: str) -> None:
         """The host's processes are gone, with no word to anybody; after `mend` it answers, as after a new start."""
         self.cut(host)

@@ -232,7 +232,7 @@ def test_each_library_gets_the_flags_it_needs(monkeypatch, library, expected):
     assert made.environment[launch.RANKS] == "3"
     assert ("OMPI_ALLOW_RUN_AS_ROOT" in made.environment) == (library == "Open MPI" and os.geteuid() == 0)
     assert launch.command(2, [], Hosts(parse("a:1,b:1"))).command[3:5] == (
-        ["--oversubscribe", "-H"] if library == "Open MPI" else ["-hosts", "a:1,b:1"])  # fmt: skip
+        ["--map-by", "slot:OVERSUBSCRIBE"] if library == "Open MPI" else ["-hosts", "a:1,b:1"])  # fmt: skip
 
 
 def test_the_launcher_is_the_librarys_own_and_not_the_first_on_the_path(monkeypatch, tmp_path):

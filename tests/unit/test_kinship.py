@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 
+from collectives.algorithms import registry
 from collectives.errors import TableError
 from collectives.kinship import EXACT, NEAR, distance, kinship, nearest
 from collectives.selection import choose
@@ -92,3 +93,15 @@ def test_a_folder_of_tables_gives_each_topology_its_own(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(TableError, match="empty: a folder without tables"):
         Settings.read(tmp_path / "empty", None, None)
+
+
+def test_a_near_tables_algorithm_that_cannot_serve_here_is_not_taken(monkeypatch):
+    needy = registry.Algorithm("allreduce", "needy", lambda *_: iter(()), power_of_two=True)
+    monkeypatch.setitem(registry._registry, ("allreduce", "needy"), needy)
+    settings = Settings.read(table(SQUARE, "needy"), None, None)
+    four, six = topology(4, 4), topology(2, 2, 2)
+    chosen = settings.choose(four, "allreduce", 1024, "float32", "sum", None, {}, False)
+    assert (chosen.algorithm, chosen.basis) == ("needy", NEAR)
+    chosen = settings.choose(six, "allreduce", 1024, "float32", "sum", None, {}, False)
+    assert chosen.origin == "default"
+    assert "its needy needs a power of two of ranks, not 6; by default" in chosen.reason
