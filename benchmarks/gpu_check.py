@@ -42,12 +42,12 @@ def timed(d: Driver, run: Callable[[], None], streams: Sequence[int], turns: int
     return statistics.median(found)
 
 
-def correctness() -> dict[str, Any]:
+def correctness(sizes: Sequence[int] = (2, 3, 4)) -> dict[str, Any]:
     """Every kernel and dtype, 2 to 4 virtual ranks, odd sizes and offsets, against the CPU's bits."""
     from tests.cuda.cases import cases, exchange
 
     counts: dict[str, Any] = {}
-    for size in (2, 3, 4):
+    for size in sizes:
         ranks = VirtualRanks(size, Shape(slot_bytes=256, fifo_bytes=256))
         wrong = 0
         calls = cases(ranks)

@@ -7,9 +7,11 @@ import json
 
 import pytest
 
+from benchmarks import gpu_check, gpu_ranks
 from collectives.cuda.driver import driver
 from collectives.errors import UnsupportedError
 from tests.cuda import on_cpu
+from tests.cuda.emulator import Emulator
 
 pytestmark = pytest.mark.skipif(on_cpu.compiler() is None, reason="g++ is not installed: apt-get install g++")
 
@@ -19,9 +21,18 @@ def built():
     on_cpu.library()
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_calls(mpich, ranks):
-    mpich(ranks, "cuda_calls")
+def test_calls(mpich):
+    mpich(3, "cuda_calls")
+
+
+def test_the_check_for_a_gpu_runs(monkeypatch):
+    """Of benchmarks/gpu_check.sh, what compares kernels with the CPU's bits: ranks as streams of one process."""
+    gpu = Emulator()
+    monkeypatch.setattr(gpu_ranks, "driver", lambda: gpu)
+    found = gpu_check.correctness(sizes=(2, 3))
+    assert found["ok"], found
+    assert found["3 ranks"]["calls"] > 50
+    assert not gpu.allocations, "memory is left"
 
 
 def test_what_ranks_pass_by_mistake(mpich):

@@ -13,7 +13,14 @@ from tests.cuda import device_compiler as compiler
 pytestmark = pytest.mark.skipif(not compiler.available(), reason=compiler.MISSING)
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
-KINDS = (*((dtype, "sum") for dtype in source.ELEMENTS), ("float32", "avg"), ("bfloat16", "max"), ("int32", "xor"))
+KINDS = (
+    ("float32", "sum"),
+    ("bfloat16", "avg"),
+    ("float16", "sum"),
+    ("float64", "max"),
+    ("int32", "xor"),
+    ("int64", "prod"),
+)
 SIGNALLING = ("one_shot", "exchange", "steps", "signals")
 
 
