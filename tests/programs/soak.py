@@ -59,21 +59,22 @@ def move(
     """A collective that reduces nothing, of count elements in all, or for each rank."""
     lengths = [len(range(*collectives.chunk(count, comm.size, rank).indices(count))) for rank in range(comm.size)]
     parts = [torch.full((n,), rank + turn, dtype=torch.int32) for rank, n in enumerate(lengths)]
-    mine, wanted = parts[comm.rank], torch.cat(parts)
+    mine, whole = parts[comm.rank], torch.cat(parts)
+    wanted: torch.Tensor | None = whole
     match collective:
         case "barrier":
             comm.barrier()
             return
         case "allgather":
-            out = comm.allgather(mine, torch.empty_like(wanted), **how)
+            out = comm.allgather(mine, torch.empty_like(whole), **how)
         case "gather":
             out = comm.gather(mine, root=root, count=count, **how)
-            wanted = wanted if comm.rank == root else None
+            wanted = whole if comm.rank == root else None
         case "scatter":
-            out = comm.scatter(wanted, torch.empty_like(mine), root=root, count=count, **how)
+            out = comm.scatter(whole, torch.empty_like(mine), root=root, count=count, **how)
             wanted = mine
         case _:
-            out = comm.alltoall(wanted, **how)
+            out = comm.alltoall(whole, **how)
             wanted = mine.repeat(comm.size)
     same = out is None if wanted is None else torch.equal(out, wanted)
     report.check(same, f"{collective} of {count}, turn {turn}, by {how}")

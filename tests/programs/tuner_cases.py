@@ -23,9 +23,8 @@ CALLS = [
 
 def jobs() -> Iterator[Job]:
     for collective, dtype, op in CALLS:
-        candidates: list[tuple[str, dict[str, Any]]] = [
-            (a.name, {}) for a in every(collective) if not (a.needs_nodes or a.lack(comm.size))
-        ]
+        serving = [a.name for a in every(collective) if not (a.needs_nodes or a.lack(comm.size))]
+        candidates: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in serving]
         if not native_lacks(dtype, op, collective):
             candidates.append(("native", {}))
         for count in (1, 1021) if op == "sum" else (1021,):
