@@ -5,11 +5,16 @@ from random import Random
 from typing import Any
 
 import collectives
-from collectives.algorithms import Algorithm
+from collectives.algorithms import Algorithm, every
 from collectives.contract import ROOTED
 from collectives.dtypes import HALVES
 
 SEGMENTS = (None, None, 8, 64, 200, 4096, 65536)
+
+
+def serving(comm: collectives.Communicator, collective: str) -> list[str]:
+    """The algorithms that serve these ranks."""
+    return [a.name for a in every(collective) if not a.refusal(comm.size, comm.topology.nodes)]
 
 
 @dataclass

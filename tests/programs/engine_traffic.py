@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 import collectives
-from collectives.algorithms import every, names
+from collectives.algorithms import names
 from collectives.topology import NO_MPI
 from tests.programs import world
+from tests.programs.drawn import serving
 from tests.programs.engine_numbers import digest, inputs, result, torch_dtype
 from tests.programs.engine_report import Report
 
@@ -26,7 +27,7 @@ def filled(count: int, value: float, dtype: torch.dtype = torch.float32) -> torc
 
 def back_to_back(comm: collectives.Communicator, report: Report, random: Random, calls: int) -> None:
     """Random sizes and algorithms; now and then one rank is late. The whole result is looked at, ends and middle."""
-    names = [a.name for a in every("allreduce")]
+    names = serving(comm, "allreduce")
     sizes = [random.choice([1, 2, 7, 63, 500, 4000, 20_000]) for _ in range(12)]
     ranks = comm.size * (comm.size + 1) / 2
     for i in range(calls):
@@ -250,7 +251,7 @@ def nothing(comm: collectives.Communicator, report: Report) -> None:
     for dtype in ("float32", "bfloat16", "int8"):
         for count in (0, 1, comm.size - 1):
             for shape in ((count,), (1, count, 2)):
-                for name in names("allreduce"):
+                for name in serving(comm, "allreduce"):
                     x = torch.ones(shape, dtype=torch_dtype(dtype))
                     comm.allreduce(x, algorithm=name)
                     report.check(bool((x == comm.size).all()) and x.shape == shape, f"{name} of {shape}: {x}")

@@ -25,11 +25,9 @@ def resident_kib() -> int:
         return int(pages.read().split()[1]) * resource.getpagesize() // 1024
 
 
-def expected(collective: str, rank: int, size: int, root: int, turn: int) -> int | None:
-    """What is everywhere in the result, where everyone gives rank + turn; None where it differs from chunk to chunk."""
+def expected(collective: str, rank: int, size: int, root: int, turn: int) -> int:
+    """What is everywhere in the result, where everyone gives rank + turn."""
     total = size * (size - 1) // 2 + size * turn
-    if collective == "allgather":
-        return None
     if collective == "broadcast":
         return root + turn
     return total if collective != "reduce" or rank == root else rank + turn
@@ -46,21 +44,40 @@ def call(comm: collectives.Communicator, random: Random, turn: int, report: Repo
     if random.randrange(100) == 0 and random.randrange(comm.size) == comm.rank:
         time.sleep(0.002)
     mine = comm.rank + turn % 50
-    if collective == "allgather":
-        x = torch.full((len(range(count)[collectives.chunk(count, comm.size, comm.rank)]),), mine, dtype=torch.int32)
-        out = comm.allgather(x, torch.empty(count, dtype=torch.int32), **how)
-        wanted = torch.cat(
-            [
-                torch.full((len(range(count)[collectives.chunk(count, comm.size, rank)]),), rank + turn % 50)
-                for rank in range(comm.size)
-            ]
-        )
-        report.check(torch.equal(out, wanted.int()), f"call {turn}: allgather of {count} by {how}")
+    if collective not in ("allreduce", "reduce", "broadcast", "reduce_scatter"):
+        move(comm, collective, count, mine - comm.rank, root, how, report)
         return
     x = torch.full((count,), mine, dtype=torch.int32)
     result = getattr(comm, collective)(x, **how)
     value = expected(collective, comm.rank, comm.size, root, turn % 50)
     report.check(bool((result == value).all()), f"call {turn}: {collective} of {count} by {how}: not {value}")
+
+
+def move(
+    comm: collectives.Communicator, collective: str, count: int, turn: int, root: int, how: Any, report: Report
+) -> None:
+    """A collective that reduces nothing, of count elements in all, or for each rank."""
+    lengths = [len(range(*collectives.chunk(count, comm.size, rank).indices(count))) for rank in range(comm.size)]
+    parts = [torch.full((n,), rank + turn, dtype=torch.int32) for rank, n in enumerate(lengths)]
+    mine, whole = parts[comm.rank], torch.cat(parts)
+    wanted: torch.Tensor | None = whole
+    match collective:
+        case "barrier":
+            comm.barrier()
+            return
+        case "allgather":
+            out = comm.allgather(mine, torch.empty_like(whole), **how)
+        case "gather":
+            out = comm.gather(mine, root=root, count=count, **how)
+            wanted = whole if comm.rank == root else None
+        case "scatter":
+            out = comm.scatter(whole, torch.empty_like(mine), root=root, count=count, **how)
+            wanted = mine
+        case _:
+            out = comm.alltoall(whole, **how)
+            wanted = mine.repeat(comm.size)
+    same = out is None if wanted is None else torch.equal(out, wanted)
+    report.check(same, f"{collective} of {count}, turn {turn}, by {how}")
 
 
 def main(calls: int, seed: int) -> None:

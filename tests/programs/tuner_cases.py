@@ -7,7 +7,7 @@ from typing import Any
 from mpi4py import MPI
 
 import collectives
-from collectives.algorithms import names
+from collectives.algorithms import every
 from collectives.dtypes import ITEMSIZE
 from collectives.table import COLLECTIVES
 from tuner.contenders import native_lacks
@@ -23,7 +23,8 @@ CALLS = [
 
 def jobs() -> Iterator[Job]:
     for collective, dtype, op in CALLS:
-        candidates: list[tuple[str, dict[str, Any]]] = [(n, {}) for n in names(collective) if n != "hierarchical"]
+        serving = [a.name for a in every(collective) if not (a.needs_nodes or a.lack(comm.size))]
+        candidates: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in serving]
         if not native_lacks(dtype, op, collective):
             candidates.append(("native", {}))
         for count in (1, 1021) if op == "sum" else (1021,):
