@@ -24,8 +24,8 @@ def test_a_killed_job_can_be_read_from_outside(mpich, tmp_path):
     assert done.returncode != 0
     live = done.stderr
     assert "flight recorder: 3 processes on " in live, live
-    assert f"rank 0: in call 71, {MAXIMUM} since 0." in live
-    assert f"rank 1: in call 2, {MAXIMUM} since 0." in live
+    assert f"rank 0: in call 71, {MAXIMUM} since " in live
+    assert f"rank 1: in call 2, {MAXIMUM} since " in live
     assert ", phase 0, lane 0, segment 0, round 0, step " in live
     assert "ranks 1-2: in none of its calls; has done 70, the last allreduce sum of 100 float32 by " in live
     assert "waited for in the end, by 2: rank 2 (process " in live

@@ -130,11 +130,14 @@ class Made:
         self.call, rank, size, how = call, comm.rank, comm.size, call.how
         count = call.count if call.symmetric is False or call.count * ITEMSIZE[call.dtype] < POOL_BYTES // 24 else 33
         part, plain = chunk(count, size, rank), call.way == "in place"
-        if call.collective in ("broadcast", "allgather"):
+        if call.collective in ("broadcast", "allgather", "gather", "scatter"):
             wanted = noise(call.dtype, count, torch.Generator().manual_seed(call.seed))
-            mine = wanted[part] if call.collective == "allgather" else wanted
-            if call.collective == "broadcast" and rank != call.root:
+            mine = wanted[part] if call.collective in ("allgather", "gather") else wanted
+            if call.collective in ("broadcast", "scatter") and rank != call.root:
                 mine = torch.zeros_like(wanted)
+        elif call.collective == "alltoall":
+            everyone = [noise(call.dtype, count, torch.Generator().manual_seed(call.seed + i)) for i in range(size)]
+            mine, wanted = everyone[rank], torch.cat([x[part] for x in everyone])
         else:
             given = inputs(call.dtype, call.op, size, count, call.seed)
             mine, wanted = given[rank], result(call.dtype, call.op, given)
@@ -155,9 +158,18 @@ class Made:
                 wanted = wanted[part]
                 out = place(call, torch.zeros_like(wanted), pool, rank)
                 arguments += [out.x, call.op]
-            case "allgather":
-                out = place(call, torch.zeros(count, dtype=torch_dtype(call.dtype)), pool, rank)
+            case "allgather" | "alltoall":
+                out = place(call, torch.zeros(len(wanted), dtype=torch_dtype(call.dtype)), pool, rank)
                 arguments += [out.x]
+            case "gather":
+                out = place(call, torch.zeros_like(wanted), pool, rank) if rank == call.root else None
+                arguments += [out.x if out else None, call.root]
+                wanted, how = wanted if out else mine, {**how, "count": count}
+            case "scatter":
+                wanted = wanted[part]
+                out = place(call, torch.zeros_like(wanted), pool, rank)
+                arguments += [out.x, call.root]
+                how = {**how, "count": count}
         self.source, self.out, self.wanted, self.mine = source, out, wanted, mine
         method = getattr(comm, call.collective)
         if call.way == "in a list" and call.collective == "allreduce":
@@ -224,7 +236,7 @@ def calls_of(size: int, nodes: Any) -> Any:
     from collectives.contract import ROOTED
     from tests.programs.engine_numbers import PAIRS
 
-    algorithms = [a for a in every() if not a.refusal(size, nodes)]
+    algorithms = [a for a in every() if a.collective != "barrier" and not a.refusal(size, nodes)]
     counts = some.one_of(some.sampled_from(EDGES), some.integers(0, 64), some.integers(0, 30_000))
 
     @some.composite

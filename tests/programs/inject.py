@@ -62,7 +62,7 @@ class Folder:
 
 def draw(random: Random, number: int, fault: str, mpi: bool) -> Job:
     """The next job: algorithms take turns, all else is drawn."""
-    algorithms = [(a.collective, a.name) for a in every()]
+    algorithms = [(a.collective, a.name) for a in every() if a.collective != "barrier"]
     collective, algorithm = algorithms[number % len(algorithms)]
     size = random.choice((2, 3, 3, 4))
     while (found := next(a for a in every(collective) if a.name == algorithm)).refusal(size, (tuple(range(size)),)):

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import collectives
@@ -136,6 +136,7 @@ def one_call(comm: collectives.Communicator, job: Job, turn: int, trap: Trap | N
     root, part = turn % size, collectives.chunk(count, size, me)
     total = range(size * turn + size * (size - 1) // 2, size * (turn + count) + size * (size - 1) // 2, size)
     mine, how = range(turn + me, turn + me + count), {"algorithm": job.algorithm}
+    wanted: Sequence[int]
     match job.collective:
         case "allreduce":
             x, wanted = memory(comm, job, mine, count), total
@@ -151,6 +152,22 @@ def one_call(comm: collectives.Communicator, job: Job, turn: int, trap: Trap | N
             x, wanted = memory(comm, job, mine, count), total[part]
             result = memory(comm, job, range(len(wanted)), count)
             plan = comm.plan("reduce_scatter", x, result, **how)
+        case "gather":
+            wanted = range(turn, turn + count)
+            x, result = memory(comm, job, wanted[part], count), memory(comm, job, range(count), count)
+            plan = comm.plan("gather", x, result, root, count, **how)
+            wanted = wanted if me == root else range(count)
+        case "scatter":
+            wanted = range(turn, turn + count)[part]
+            x, result = (memory(comm, job, values, count) for values in (range(turn, turn + count), range(len(wanted))))
+            plan = comm.plan("scatter", x, result, root, count, **how)
+        case "alltoall":
+            blocks = array("i")
+            for rank in range(size):
+                blocks.extend(range(turn + rank, turn + rank + count)[part])
+            x = memory(comm, job, mine, count)
+            result = memory(comm, job, range(len(blocks)), size * count)
+            plan, wanted = comm.plan("alltoall", x, result, **how), blocks
         case _:
             wanted = range(turn, turn + count)
             x, result = memory(comm, job, wanted[part], count), memory(comm, job, range(count), count)

@@ -1,12 +1,14 @@
 """Calls of every kind back to back, with stragglers: python -m tests.programs.soak CALLS [SEED].
 
-Random collectives, algorithms and sizes, mostly short ones, all results looked at; now and then one rank is late. The
-rank's memory must not grow.
+Random collectives, algorithms and sizes, mostly short ones, on three communicators in turn, one of which has its ranks
+in reverse; all results looked at; now and then one rank is late. With "small" as a third argument, messages of up to a
+thousand elements alone. Rank 0 prints how its memory has grown since all programs were made.
 """
 
 import resource
 import sys
 import time
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -17,7 +19,9 @@ from collectives.algorithms import every
 from tests.programs import world
 from tests.programs.engine_report import Report
 
-WARM_UP = 2000  # calls, in which all programs are made
+WARM_UP = 4000  # calls, in which all programs are made
+COLLECTIVES = ("allreduce", "reduce", "broadcast", "reduce_scatter", "allgather")
+SMALL = (1, 3, 16, 64, 500, 1000)  # elements
 
 
 def resident_kib() -> int:
@@ -33,10 +37,11 @@ def expected(collective: str, rank: int, size: int, root: int, turn: int) -> int
     return total if collective != "reduce" or rank == root else rank + turn
 
 
-def call(comm: collectives.Communicator, random: Random, turn: int, report: Report) -> None:
-    kinds = [(a.collective, a.name) for a in every() if not a.refusal(comm.size, comm.topology.nodes)]
+def call(comm: collectives.Communicator, random: Random, turn: int, report: Report, counts: Sequence[int]) -> None:
+    fit = (a for a in every() if not a.refusal(comm.size, comm.topology.nodes))
+    kinds = [(a.collective, a.name) for a in fit if a.collective in COLLECTIVES]
     collective, name = random.choice(kinds)
-    count = random.choice([1, 3, 16, 64, 500, 1000, 4096, 4096, 20_000, 20_000 if random.random() < 0.9 else 500_000])
+    count = random.choice(counts)
     root, chosen = random.randrange(comm.size), random.random() < 0.5
     how: dict[str, Any] = {"algorithm": name} if chosen else {}
     if collective in ("broadcast", "reduce"):
@@ -80,18 +85,28 @@ def move(
     report.check(same, f"{collective} of {count}, turn {turn}, by {how}")
 
 
-def main(calls: int, seed: int) -> None:
+def main(calls: int, seed: int, counts: Sequence[int]) -> None:
     report, random = Report(), Random(seed)
     torch.set_num_threads(1)
-    before = 0
+    before, warm_up = 0, min(WARM_UP, calls // 2)
     with world.communicator(timeout=100) as comm:
+        reverse, like = comm.split(0, key=-comm.rank), comm.split(0, key=comm.rank)
+        assert reverse is not None
+        assert like is not None
+        comms = (comm, reverse, like)
         for turn in range(calls):
-            if turn == min(WARM_UP, calls // 2):
+            if turn == warm_up:
                 before = resident_kib()
-            call(comm, random, turn, report)
-        grown = resident_kib() - before
-    report.finish(calls=calls, grown_kib=grown)
+            call(random.choice(comms), random, turn, report, counts)
+        after = resident_kib()
+        like.close()
+        reverse.close()
+    report.finish(calls=calls, resident_kib=before, grown_kib=after - before, grown_percent=100 * (after / before - 1))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0)
+    main(
+        int(sys.argv[1]),
+        int(sys.argv[2]) if len(sys.argv) > 2 else 0,
+        SMALL if sys.argv[3:] == ["small"] else [*SMALL, 4096, 4096, 20_000, 20_000, 500_000],
+    )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from collectives import records
 from collectives.errors import LaunchError
 from collectives.table import Place, Rule, Table
 from tuner import checks, launch
@@ -19,6 +20,7 @@ def _own_shared_memory(monkeypatch, tmp_path):
     folder = tmp_path / "shm"
     folder.mkdir()
     monkeypatch.setattr(checks, "SHARED", folder)
+    monkeypatch.setenv(records.FOLDER, str(folder / "records"))
 
 
 def test_a_check_that_fails_is_an_answer(monkeypatch):
@@ -28,6 +30,20 @@ def test_a_check_that_fails_is_an_answer(monkeypatch):
     breaks.__name__ = "shared_memory"
     answer = checks.guarded(breaks)
     assert (answer.name, answer.ok, answer.found) == ("shared memory", False, "OSError: no such device")
+
+
+def test_records_of_ended_runs_are_found_and_removed():
+    folder = checks.SHARED / "records"
+    assert checks.flight_recorder().found == f"{folder}, no records of ended runs"
+    folder.mkdir(mode=0o700)
+    old = folder / f"never-made{records.SUFFIX}"
+    old.write_bytes(b"")
+    os.utime(old, (0, 0))
+    assert checks.clean() == [old]
+    folder.chmod(0o777)
+    closed = checks.flight_recorder()
+    assert "cannot be written, or not by you alone" in closed.found
+    assert records.FOLDER in closed.mend
 
 
 def test_files_that_nobody_holds_are_found_and_removed():
