@@ -11,9 +11,9 @@ from typing import Any
 from collectives.algorithms import KERNEL_BYTES, SEGMENT_BYTES, SLOTS, Algorithm, every
 from collectives.errors import UnsupportedError
 from collectives.foresee import Foreseen, Foresight
-from collectives.network import of_links
-from collectives.selection import FIXED_ORDER
-from collectives.table import LinkCost
+from collectives.network import MPI, SHARED_MEMORY, of_links
+from collectives.selection import FIXED_ORDER, Choice, Topology
+from collectives.table import LinkCost, Table
 from collectives.traffic import STEP_BYTES
 
 SEGMENT = 1 << 16  # bytes: of the pipelines and the pieces that are looked at, beside plain rounds
@@ -73,3 +73,30 @@ class Forecast:
         if plain.messages * min(48, nbytes // SEGMENT) > MOST_MESSAGES:
             return [plain]
         return [plain, *(self._foresight.predict(algorithm.collective, algorithm.name, nbytes, **v) for v in variants)]
+
+
+def foreseen(
+    table: Table, topology: Topology, collective: str, nbytes: int, deterministic: bool, instead: Choice
+) -> Choice | None:
+    """What the costs of a table's links say for a topology that its rules are not for; None where it lacks such costs.
+
+    instead: the rule of thumb's choice, whose reason says why the table's rules do not serve. Sizes are looked at in
+    powers of two, so that few are.
+    """
+    there = {link.class_ for link in table.links}
+    needed = {SHARED_MEMORY} if max(map(len, topology.nodes)) > 1 else set[str]()
+    needed |= {MPI} if len(topology.nodes) > 1 else set()
+    if not needed or not needed <= there:
+        return None
+    known: dict[str, Forecast] = table.__dict__.setdefault("forecasts", {})
+    if topology.fingerprint not in known:
+        known[topology.fingerprint] = Forecast(table.links, topology.nodes)
+    near = 1 << (nbytes * nbytes).bit_length() // 2  # of the powers of two, by the ratio
+    try:
+        best = known[topology.fingerprint].best(collective, near, deterministic=deterministic)
+    except ValueError:
+        return None
+    between = f" ({best.low_us:.3g} to {best.high_us:.3g})" if best.low_us and best.high_us else ""
+    because = instead.reason.partition("; by default")[0]
+    reason = f"{because}; by the costs of its links {best.algorithm} takes {best.us:.3g} us{between} at {near} bytes"
+    return Choice(best.algorithm, dict(best.params), origin=f"links of {table.origin}", reason=reason, basis="model")

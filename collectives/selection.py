@@ -38,8 +38,9 @@ class Choice:
     """What serves a call, and why.
 
     `margin` is how much longer the runner-up took, as a fraction of this choice's time. `origin` is "table FILE",
-    "default", "argument" or "environment"; `basis` is "exact" where the table was measured on this topology, "near"
-    where it was on one of the nearest, "" where there is no table's rule; `reason` is a sentence for a person.
+    "links of table FILE", "default", "argument" or "environment"; `basis` is "exact" where the table was measured on
+    this topology, "near" where it was on one of the nearest, "model" where only the costs of its links say something,
+    "" where there is no table; `reason` is a sentence for a person.
     """
 
     algorithm: str

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from collectives.algorithms import find
 from collectives.errors import CollectiveError, MismatchError, TableError, UnsupportedError
+from collectives.forecast import foreseen
 from collectives.kinship import NEAR, nearest
 from collectives.peers import Peers
 from collectives.release import release
@@ -143,6 +144,8 @@ class Settings:
                 if lack:
                     because = f"{chosen.origin} is of a topology near to this; its {chosen.algorithm} needs {lack}"
                     chosen = default(topology, collective, nbytes, deterministic=fixed, because=because)
+            if chosen.origin == "default" and self.table is not None and storage == ORDINARY:
+                chosen = foreseen(self.table, topology, collective, nbytes, fixed, chosen) or chosen
             return replace(chosen, params={**chosen.params, **params}) if params else chosen
         if fixed and not folds_once(collective, chosen.algorithm):
             serving = ", ".join(FIXED_ORDER.get(collective, ())) or "none"

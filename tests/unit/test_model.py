@@ -5,11 +5,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from collectives.forecast import Forecast
 from collectives.foresee import Foresight
 from collectives.network import of_links
-from collectives.table import LinkCost
+from collectives.selection import FIXED_ORDER
+from collectives.settings import Settings
+from collectives.table import LinkCost, Place, Rule, Table
 from tuner.model import Timing, fit, quantiles
 from tuner.search import Measured
 from tuner.seeding import Seeds, links_of
@@ -80,15 +83,37 @@ def test_a_forecast_is_the_best_that_was_foreseen_and_may_be_kept_to_a_fixed_ord
             assert best == Forecast([], nodes).best(collective, nbytes)
             rival = Foresight(forecast._foresight.network).predict(collective, best.algorithm, nbytes, **best.params)
             assert rival.us == best.us
-    assert forecast.best("allreduce", 1 << 24, deterministic=True).algorithm in ("one_shot", "two_shot", "single_copy")
+    assert forecast.best("allreduce", 1 << 24, deterministic=True).algorithm in FIXED_ORDER["allreduce"]
     quick, slow = forecast.best("allreduce", 8), forecast.best("allreduce", 1 << 24)
     assert quick.algorithm != "ring"
     assert slow.us > 100 * quick.us
 
 
 def test_a_forecast_on_many_ranks_leaves_out_what_takes_long_to_look_at():
-    found = Forecast([], [range(8 * n, 8 * n + 8) for n in range(128)]).best("allreduce", 1 << 20)
-    assert found.algorithm == "hierarchical"
+    forecast = Forecast([], [range(8 * n, 8 * n + 8) for n in range(128)])
+    found = forecast.best("allreduce", 1 << 20)
+    assert found.us <= Foresight(forecast._foresight.network).predict("allreduce", "hierarchical", 1 << 20).us
+    assert found.messages <= 60_000
+
+
+def test_a_table_for_another_topology_serves_by_the_costs_of_its_links():
+    place = Place(nodes=1, ranks_per_node=[4], links=["shared-memory"], fingerprint="1x4")
+    rule = Rule(collective="allreduce", min_bytes=0, max_bytes=None, algorithm="ring")
+    links = [replace(each, error=1.2) for each in TRUE]
+    settings = Settings.read(Table(topology=place, links=links, rules=[rule]), 1.0, None)
+    here: Any = SimpleNamespace(nodes=(tuple(range(16)),), ranks_per_node=(16,), fingerprint="1x16", ranks=16)
+
+    def chosen(nbytes, topology=here, **more):
+        return settings.choose(topology, "allreduce", nbytes, "float32", "sum", None, {}, False, **more)
+
+    found = chosen(3 << 20)
+    assert (found.basis, found.origin) == ("model", "links of table (not saved)")
+    assert found.algorithm == Forecast(links, here.nodes).best("allreduce", 4 << 20).algorithm
+    assert "is not used: it is for 1 node of 4 ranks" in found.reason
+    assert "us (" in found.reason
+    assert chosen(3 << 20, storage="symmetric").algorithm == "one_pass"
+    away: Any = SimpleNamespace(nodes=((0,), (1,)), ranks_per_node=(1, 1), fingerprint="2x1", ranks=2)
+    assert chosen(8, away).origin == "default"  # nothing is known of links between nodes
 
 
 class Session:
