@@ -12,7 +12,7 @@ import torch
 import torch.distributed
 import torch.distributed._functional_collectives
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -310,7 +310,7 @@ def training() -> None:
     sharded = model().eval()
     for layer in (sharded[0], sharded[2], sharded):
         fully_shard(layer)
-    gloo = init_device_mesh("cpu", (SIZE,), backend_override={0: "gloo"})
+    gloo = DeviceMesh.from_group(dist.new_group(backend="gloo"), "cpu")
     served = model().eval()
     fully_shard(served, mesh=gloo)
     register(served)
