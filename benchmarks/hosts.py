@@ -81,6 +81,7 @@ def rows(launches: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def goals(found: list[dict[str, Any]]) -> list[tuple[str, bool, str]]:
     """What is to be reached, whether it is, and the figure. Where a case was measured in rounds, the better counts."""
+
     def ratios(other: str, **where: Any) -> dict[tuple[Any, ...], list[Interval]]:
         cases: dict[tuple[Any, ...], list[Interval]] = {}
         for row in found:
@@ -111,7 +112,8 @@ def goals(found: list[dict[str, Any]]) -> list[tuple[str, bool, str]]:
 
 def show(found: list[dict[str, Any]]) -> None:
     for row in found:
-        print(f"{row['bed']} {row['library']} {row['bytes']} bytes ({row['repetitions']} times; default {row['choice']})")
+        about = f"{row['bytes']} bytes ({row['repetitions']} times; default {row['choice']})"
+        print(f"{row['bed']} {row['library']} {about}")
         for name, us in sorted(row["us"].items(), key=lambda item: item[1]):
             against = row["ratio"].get(name, {})
             said = "  ".join(f"{o} {r['median']:.3f} [{r['low']:.3f}, {r['high']:.3f}]" for o, r in against.items())

@@ -4,7 +4,6 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from collectives import exits, timeline
@@ -155,8 +154,7 @@ class Communicator(Methods):
             how = {"algorithm": algorithm, "order": order, "precision": precision, "native": native, **params}
             return self._on_device("allreduce", x, out, op, 0, how, blocking, timeout)
         if native:
-            reason = "the call asks for the MPI library's own collective"
-            self._last = Choice(NATIVE, {}, origin="argument", reason=reason)
+            self._last = Choice(NATIVE, {}, origin="argument", reason="the call asks for the MPI library's own")
             return self._native(x, out, op, blocking)
         options = Options(algorithm, order, precision, params)
         if isinstance(x, list | tuple):
@@ -182,9 +180,8 @@ class Communicator(Methods):
         self._check_open()
         prepared = self._calls.prepare(collective, x, *args, **how)
         if prepared.finish is not None or prepared.copied:
-            raise UnsupportedError(
-                f"a plan works on contiguous memory as it is, so this {collective} needs the method comm.{collective}"
-            )
+            why = f"a plan works on contiguous memory as it is, so this {collective} needs the method comm.{collective}"
+            raise UnsupportedError(why)
         return Persistent(self._channel, prepared)
 
     # ------------------------------------------------------------ symmetric memory
@@ -283,22 +280,21 @@ class Communicator(Methods):
         if prepared.choices is not None:  # a barrier has none
             self._last = prepared.program, prepared.choices
 
-    def _pair(
-        self, collective: str, x: Any, out: Any, *op: str, blocking: bool, timeout: float | None, how: dict[str, Any]
-    ) -> Any:
-        """A call from x to out. Where one of its kind was made before, its program is at hand."""
-        found = None if how or not blocking or timeout is not None else self._repeats.find(collective, x, out, *op)
+    def _pair(self, collective: str, *args: Any, blocking: bool, timeout: float | None, how: dict[str, Any]) -> Any:
+        """A call from args[0] to args[1]. Where one of its kind was made before, its program is at hand."""
+        plain = not how
+        found = self._repeats.find(collective, *args) if plain and blocking and timeout is None else None
         if found is not None:
             self._last, source, target = found
-            ENGINE.call(self._channel, found[0][0], source, target, (x, out))
-            return out
+            ENGINE.call(self._channel, found[0][0], source, target, args)
+            return args[1]
         self._check_open()
-        if on_device(x) or on_device(out):
-            return self._on_device(collective, x, out, op[0] if op else NO_OP, 0, how, blocking, timeout)
-        kept = None if how else self._repeats.kind(collective, x, out, *op)
-        prepared: Prepared = getattr(self._calls, collective)(x, out, *op, Options.of(how))
-        if kept is not None and prepared.finish is None:
-            self._repeats.remember(kept, prepared)
+        if on_device(args[0]) or on_device(args[1]):
+            x, out, op = (*args, NO_OP)[:3]
+            return self._on_device(collective, x, out, op, 0, how, blocking, timeout)
+        prepared = getattr(self._calls, collective)(*args, Options.of(how))
+        if plain:
+            self._repeats.keep(prepared, collective, *args)
         return self._go(prepared, blocking, timeout)
 
     def _native(self, x: Any, out: Any, op: str, blocking: bool) -> Any:
@@ -381,9 +377,7 @@ class Communicator(Methods):
     def __enter__(self) -> "Communicator":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.close()
 

@@ -145,9 +145,7 @@ class Methods(ABC):
     def _go(self, prepared: Prepared, blocking: bool, timeout: float | None) -> Any: ...
 
     @abstractmethod
-    def _pair(
-        self, collective: str, x: Any, out: Any, *op: str, blocking: bool, timeout: float | None, how: dict[str, Any]
-    ) -> Any: ...
+    def _pair(self, collective: str, *args: Any, blocking: bool, timeout: float | None, how: dict[str, Any]) -> Any: ...
 
     @abstractmethod
     def _on_device(

@@ -12,7 +12,7 @@ Quick = tuple[Program, Choices]
 
 
 class Repeats:
-    """Programs by the kind of tensors that they were made for, wherever their memory lies, if it is contiguous."""
+    """Programs by the kind of tensors that they were made for, wherever their memory lies."""
 
     def __init__(self, plans: Plans):
         self.found: dict[tuple[Any, ...], Quick] = {}
@@ -23,6 +23,12 @@ class Repeats:
             self.found.clear()
             self._forgotten = self._plans.forgotten
         self.found[key] = prepared.program, prepared.choices
+
+    def keep(self, prepared: Prepared, collective: str, x: Any, out: Any, *op: str) -> None:
+        """For calls of its kind to come, if it is on tensors as they lie."""
+        key = self.kind(collective, x, out, *op)
+        if key is not None and prepared.finish is None:
+            self.remember(key, prepared)
 
     def find(self, collective: str, x: Any, out: Any, *op: str) -> tuple[Quick, int, int] | None:
         """What serves a call from x to out, apart from each other, and their addresses; None where it is not known."""

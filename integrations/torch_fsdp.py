@@ -56,14 +56,14 @@ class Ours:
         return torch.empty(*size, dtype=dtype, device=device)
 
 
-class Gather(Ours, AllGather):  # type: ignore[misc]
+class Gather(Ours, AllGather):
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
     ) -> Any:
         return gather_into(output_tensor, input_tensor, self.groups.of(group), async_op)
 
 
-class Scatter(Ours, ReduceScatter):  # type: ignore[misc]
+class Scatter(Ours, ReduceScatter):
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
     ) -> Any:

@@ -6,7 +6,8 @@
 
 Under an MPI launcher rank 0 opens a store on a free port of the narrowest address that all ranks reach (the loopback
 where they share a node) and broadcasts it over MPI. Under torchrun PyTorch's own environment variables are used.
-The group is destroyed at exit, before MPI is finalised: the other order crashes.
+The group is destroyed at exit, before MPI is finalised, since the other order crashes; and after communicators have
+looked whether this process leaves in peace, since destroying a group of treering's waits for the other ranks.
 """
 
 import atexit
@@ -48,6 +49,7 @@ def init_process_group(
         import integrations.torch_backend  # noqa: F401 - it registers itself
     limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
     if comm is None and by_environment(os.environ):
+        atexit.register(_leave, os.getpid())
         dist.init_process_group(backend, init_method="env://", timeout=limit)
     else:
         from mpi4py import MPI
@@ -55,8 +57,8 @@ def init_process_group(
         refuse_lone_worlds(MPI.COMM_WORLD.size, mpi_library())
         world = MPI.COMM_WORLD if comm is None else comm
         store = _store(world, limit)
+        atexit.register(_leave, os.getpid())  # after MPI, and before a communicator: this one runs between the two
         dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=limit)
-    atexit.register(_leave, os.getpid())
 
 
 def communicator(**settings: Any) -> Communicator:

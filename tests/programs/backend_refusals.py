@@ -5,12 +5,15 @@ import os
 import socket
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 
 import integrations.torch_backend  # noqa: F401 - it registers itself
 from integrations.torch_launch import init_process_group
+
+dist: Any = torch.distributed
 
 
 def of(rank: int, size: int, backend: str = "treering") -> None:
