@@ -62,12 +62,13 @@ class Folder:
 
 def draw(random: Random, number: int, fault: str, mpi: bool) -> Job:
     """The next job: algorithms take turns, all else is drawn."""
-    algorithms = [(a.collective, a.name) for a in every() if a.collective != "barrier"]
-    collective, algorithm = algorithms[number % len(algorithms)]
-    size = random.choice((2, 3, 3, 4))
-    while (found := next(a for a in every(collective) if a.name == algorithm)).refusal(size, (tuple(range(size)),)):
-        size = size % 4 + 1 if size > 1 else 2
-    assert found.name == algorithm
+    fits = {
+        (a.collective, a.name): sizes
+        for a in every()
+        if (sizes := [n for n in (2, 3, 4) if not a.refusal(n, (tuple(range(n)),))]) and a.collective != "barrier"
+    }
+    collective, algorithm = list(fits)[number % len(fits)]
+    size = random.choice(fits[collective, algorithm])
     counts: list[int] = []
     for _ in range(
         CALLS
