@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from collectives.errors import UnsupportedError
-from integrations.torch_backend import NAME
+from integrations.torch_backend import NAME, TreeringGroup
 
 try:
     from torch.distributed.fsdp import FSDPModule
@@ -28,22 +28,25 @@ except ImportError as error:
 
 __all__ = ["register"]
 
-gather_into = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its newer name
-reduce_into = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+c10d: Any = dist.distributed_c10d
 
 
 class Groups:
-    """treering's own groups of the ranks of others, made at first use."""
+    """treering's own groups of the ranks of others, made at first use.
+
+    They are none of torch's: it names groups by how many a rank has, which is not the same on all ranks.
+    """
 
     def __init__(self) -> None:
-        self._made: dict[tuple[int, ...], Any] = {}
+        self._made: dict[str, TreeringGroup] = {}
 
-    def of(self, group: Any) -> Any:
+    def of(self, group: Any) -> TreeringGroup:
         """Collective over the group's ranks at its first use."""
-        ranks = tuple(dist.get_process_group_ranks(group))
-        if ranks not in self._made:
-            self._made[ranks] = dist.new_group(list(ranks), backend=NAME, use_local_synchronization=True)
-        return self._made[ranks]
+        name = str(group.group_name)
+        if name not in self._made:
+            store = c10d.PrefixStore(f"treering-fsdp/{name}/", c10d._get_default_store())
+            self._made[name] = TreeringGroup(store, group.rank(), group.size(), dist.default_pg_timeout)
+        return self._made[name]
 
 
 class Ours:
@@ -60,14 +63,18 @@ class Gather(Ours, AllGather):
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
     ) -> Any:
-        return gather_into(output_tensor, input_tensor, self.groups.of(group), async_op)
+        options = c10d.AllgatherOptions()
+        options.asyncOp = async_op
+        return self.groups.of(group)._allgather_base(output_tensor, input_tensor, options)
 
 
 class Scatter(Ours, ReduceScatter):
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
     ) -> Any:
-        return reduce_into(output_tensor, input_tensor, op, self.groups.of(group), async_op)
+        options = c10d.ReduceScatterOptions()
+        options.reduceOp, options.asyncOp = op, async_op
+        return self.groups.of(group)._reduce_scatter_base(output_tensor, input_tensor, options)
 
 
 def register(model: nn.Module, replicas: Any = None) -> None:
@@ -84,7 +91,7 @@ def register(model: nn.Module, replicas: Any = None) -> None:
     groups = Groups()
 
     def average(gradient: torch.Tensor) -> None:
-        dist.all_reduce(gradient, dist.ReduceOp.AVG, groups.of(replicas))
+        groups.of(replicas).comm.allreduce(gradient, op="avg")
 
     for module in sharded:
         module.set_custom_all_gather(Gather(groups))
