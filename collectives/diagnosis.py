@@ -12,11 +12,11 @@ from collectives.contract import COLLECTIVES
 from collectives.dtypes import DTYPES, OPS
 from collectives.errors import CollectiveError, CollectiveTimeout, MismatchError, PeerLost
 from collectives.native import layout as st
-from collectives.native.program import Program
 from collectives.sites import site_named
 
 if TYPE_CHECKING:
     from collectives.channel import Channel
+    from collectives.native.program import Program
 
 BARRIER = "barrier"
 COUNTS = "counts of an alltoall"  # which ranks tell each other before it
@@ -75,7 +75,7 @@ def fields(words: list[int]) -> dict[str, object]:
     }
 
 
-def describe(rank: str, program: Program) -> str:
+def describe(rank: str, program: "Program") -> str:
     """The call of a program, for an error's beginning. rank: as topology.name has it."""
     state = program.state
     what = fields([int(w) for w in state[st.FINGERPRINT_0 : st.FINGERPRINT_3 + 1]])
@@ -88,7 +88,7 @@ def describe(rank: str, program: Program) -> str:
     )
 
 
-def where(channel: "Channel", program: Program) -> str:
+def where(channel: "Channel", program: "Program") -> str:
     """Where the program stands: phase, lane, round, step and peer, with the peer's host where there are several."""
     state = program.state
     if state[st.GATED]:
@@ -104,7 +104,7 @@ def where(channel: "Channel", program: Program) -> str:
     )
 
 
-def explain(channel: "Channel", program: Program, code: int, seconds: float) -> CollectiveError:
+def explain(channel: "Channel", program: "Program", code: int, seconds: float) -> CollectiveError:
     """Why the program failed. Ranks that disagree explain everything else, so they are looked for first."""
     call = describe(channel.topology.name(channel.comm.rank), program)
     mismatch = find_mismatch(channel, program, code, call)
@@ -137,7 +137,7 @@ def explain(channel: "Channel", program: Program, code: int, seconds: float) -> 
     )
 
 
-def find_mismatch(channel: "Channel", program: Program, code: int, call: str) -> MismatchError | None:
+def find_mismatch(channel: "Channel", program: "Program", code: int, call: str) -> MismatchError | None:
     """Compare what the ranks of the node have published, or other nodes have sent, for the call that went wrong."""
     state = program.state
     if channel.hosts is not None and channel.hosts.other is not None:

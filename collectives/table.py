@@ -203,8 +203,8 @@ class Table(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True)
         """Writes sorted rules, one a line. The file appears whole or not at all, and so survives a crash."""
         path = Path(path)
         self.check(path)
-        head = {name: getattr(self, name) for name in ("schema", "treering", "created", "topology", "links", "samples")}
-        head |= {"target": self.target} if self.target else {}
+        names = ("schema", "treering", "created", "topology", "links", "samples", "target")
+        head = {name: getattr(self, name) for name in names}
         lines = [f" {_text(name)}: {_text(value)}" for name, value in head.items()]
         lines.append(' "rules": [\n' + ",\n".join(f"  {_text(rule)}" for rule in self.rules) + "\n ]")
         advice = ",\n".join(f"  {_text(each)}" for each in self.ddp)

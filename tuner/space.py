@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Protocol
 
 from collectives.algorithms import KERNEL_BYTES, SEGMENT_BYTES, SLOTS, Algorithm, every, find
@@ -39,6 +40,7 @@ def candidate(algorithm: str, params: Mapping[str, Value] | None = None) -> Cand
     return Candidate(algorithm, tuple(sorted(given.items())))
 
 
+COMPARED_RANKS = 16  # up to which schedules are compared
 SMALLEST_PIECE = 1 << 14  # bytes of a chunk up to which a node kernel's piece is not varied
 BASELINE = Candidate(NATIVE)
 
@@ -115,9 +117,10 @@ def space(
 ) -> Space:
     """What may serve `nbytes` on these nodes. `only` names the algorithms to try; ValueError if one cannot serve.
 
-    Left out: algorithms whose restrictions the ranks do not meet, and those for symmetric memory; hierarchies where
-    every node, or the only one, makes them an algorithm that is tried already; segments that do not cut a cell of the
-    pipeline; more slots than segments.
+    Left out: algorithms whose restrictions the ranks do not meet, and those for symmetric memory; what emits the same
+    schedules here as an earlier candidate, which on few ranks is often so; hierarchies where every node, or the only
+    one, makes them an algorithm that is tried already; segments that do not cut a cell of the pipeline; more slots than
+    segments.
     """
     ranks = sum(len(node) for node in nodes)
     flat = len(nodes) == 1 or len(nodes) == ranks
@@ -130,10 +133,52 @@ def space(
         unfit = (algorithm.needs_nodes and flat) or algorithm.symmetric
         if refusal or (unfit and not only) or (deterministic and not fixed):
             continue
-        branches.append(_branch(algorithm, ranks, nbytes))
+        branch = _branch(algorithm, ranks, nbytes)
+        as_it_is = only or deterministic or needs_kernel(algorithm)  # else an earlier one may be of no fixed order
+        branches += [branch] if as_it_is else _less(branch, repeats(collective, placed(nodes)))
     if not branches:
         raise ValueError(f"no algorithm of {collective} can serve {ranks} ranks{' in a fixed order' * deterministic}")
     return Space(tuple(branches))
+
+
+def needs_kernel(algorithm: Algorithm) -> bool:
+    """Whether a node kernel may serve it, so that it is not only its schedules."""
+    return any(parameter.name == KERNEL_BYTES for parameter in algorithm.parameters) or algorithm.name == "one_shot"
+
+
+def placed(nodes: Nodes) -> tuple[tuple[int, ...], ...]:
+    return tuple(map(tuple, nodes))
+
+
+def _less(branch: Branch, repeated: frozenset[Candidate]) -> list[Branch]:
+    """The branch without the values of its only parameter that change nothing; none where it changes nothing itself."""
+    if len(branch.choices) > 1:
+        return [branch]
+    if not branch.choices:
+        return [] if Candidate(branch.algorithm) in repeated else [branch]
+    ((name, values),) = branch.choices
+    kept = tuple(value for value in values if candidate(branch.algorithm, {name: value}) not in repeated)
+    return [replace(branch, choices=((name, kept),))] if kept else []
+
+
+@cache
+def repeats(collective: str, nodes: tuple[tuple[int, ...], ...]) -> frozenset[Candidate]:
+    """Candidates of at most one parameter that emit the schedules of an earlier one; not looked for on many ranks."""
+    ranks, seen, found = sum(map(len, nodes)), set[object](), set[Candidate]()
+    for algorithm in every(collective) if ranks <= COMPARED_RANKS else ():
+        own = [p for p in algorithm.parameters if p.name not in (SEGMENT_BYTES.name, SLOTS.name, KERNEL_BYTES)]
+        if algorithm.needs_nodes or algorithm.symmetric or len(own) > 1 or algorithm.refusal(ranks, nodes):
+            continue
+        for setting in [{own[0].name: value} for value in _default_first(own[0])] if own else [{}]:
+            schedules = algorithm.schedules(ranks, nodes=nodes, **setting)
+            emitted = tuple(
+                tuple((number, lane.rounds) for number, lane in phase.lanes.items())
+                for each in schedules for phase in each.phases
+            )  # fmt: skip
+            if emitted in seen:
+                found.add(candidate(algorithm.name, setting))
+            seen.add(emitted)
+    return frozenset(found)
 
 
 def _branch(algorithm: Algorithm, ranks: int, nbytes: int) -> Branch:

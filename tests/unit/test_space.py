@@ -43,7 +43,7 @@ def test_every_candidate_is_named_once_can_be_suggested_and_is_allowed(collectiv
 
 
 def test_small_messages_are_not_cut_and_long_ones_are():
-    assert all(not each.items for each in space("allreduce", ONE_NODE, 8).every())
+    assert not any("segment_bytes" in each.params for each in space("allreduce", ONE_NODE, 8).every())
     segments = {
         each.params["segment_bytes"] for each in space("allreduce", ONE_NODE, 1 << 18).every()
         if each.algorithm == "ring" and "segment_bytes" in each.params
@@ -54,6 +54,15 @@ def test_small_messages_are_not_cut_and_long_ones_are():
         if each.algorithm == "ring" and each.items
     }  # fmt: skip
     assert slots == {2, 3}  # a chunk of 48 KiB makes three segments of 16 KiB
+
+
+def test_what_emits_the_same_schedules_is_tried_once():
+    two = {str(each) for each in space("allreduce", [[0, 1]], 8).every()}
+    assert {"ring", "recursive_doubling", "one_shot", "two_shot"} <= two
+    assert not {"weighted", "pat:radix=4", "kary_tree:radix=4", "swing"} & two, (
+        two
+    )  # of two ranks there is one exchange
+    assert "swing" in {each.algorithm for each in space("allreduce", [list(range(8))], 8).every()}
 
 
 def test_the_simplest_come_first_and_have_nothing_set():
@@ -68,7 +77,7 @@ def test_hierarchies_are_tried_where_there_are_several_nodes():
         return {branch.algorithm for branch in space("allreduce", nodes, 1 << 20).branches}
 
     assert names(SQUARE) - names(ONE_NODE) == {"hierarchical"}
-    assert names([[0], [1], [2]]) == names(ONE_NODE)
+    assert names([[0], [1], [2], [3]]) == names(ONE_NODE)
     inner = {each.params["inner"] for each in space("allreduce", SQUARE, 8).every() if each.algorithm == "hierarchical"}
     assert {"ring", "recursive_doubling", "halving_doubling"} <= inner
 
@@ -76,7 +85,7 @@ def test_hierarchies_are_tried_where_there_are_several_nodes():
 def test_only_and_deterministic_narrow_it():
     assert [b.algorithm for b in space("allreduce", ONE_NODE, 8, only=["two_shot"]).branches] == ["two_shot"]
     fixed = {branch.algorithm for branch in space("allreduce", ONE_NODE, 1 << 20, deterministic=True).branches}
-    assert fixed == {"one_shot", "two_shot", "single_copy"}
+    assert fixed == {"one_shot", "two_shot", "single_copy", "linear", "weighted"}
     with pytest.raises(ValueError, match="allreduce has no algorithm called 'rign'; it has: ring"):
         space("allreduce", ONE_NODE, 8, only=["rign"])
     assert {b.algorithm for b in space("reduce", ONE_NODE, 8, deterministic=True).branches} == {"direct", "two_shot"}

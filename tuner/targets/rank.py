@@ -9,6 +9,7 @@ import json
 import random
 import sys
 from array import array
+from collections.abc import Sequence
 from time import perf_counter_ns
 from typing import Any
 
@@ -39,9 +40,17 @@ def main(request: dict[str, Any]) -> None:
 def nodes(mpi: Any) -> list[int]:
     """How many ranks each node has."""
     node = mpi.Split_type(MPI.COMM_TYPE_SHARED)
-    firsts = mpi.allgather((mpi.rank if node.rank == 0 else -1, node.size))
+    sizes = gathered(mpi, [node.size if node.rank == 0 else 0])
     node.Free()
-    return [size for first, size in firsts if first >= 0]
+    return [size for (size,) in sizes if size]
+
+
+def gathered(mpi: Any, mine: Sequence[int]) -> list[Sequence[int]]:
+    """What every rank says, as many numbers each, at rank 0; nothing elsewhere."""
+    sent = array("q", mine)
+    found = array("q", bytes(8 * len(sent) * mpi.size)) if mpi.rank == 0 else None
+    mpi.Gather([sent, MPI.INT64_T], [found, MPI.INT64_T] if found is not None else None)
+    return [found[i : i + len(sent)] for i in range(0, len(found), len(sent))] if found is not None else []
 
 
 def wrong(mpi: Any, case: Case, run: Any) -> int:
@@ -49,7 +58,7 @@ def wrong(mpi: Any, case: Case, run: Any) -> int:
     case.spoil()
     case.write()
     run()
-    return int(sum(mpi.gather(case.wrong()) or [0]))
+    return sum(count for (count,) in gathered(mpi, [case.wrong()]))
 
 
 def timed(mpi: Any, case: Case, run: Any, seconds: float) -> list[float]:
@@ -66,10 +75,10 @@ def timed(mpi: Any, case: Case, run: Any, seconds: float) -> list[float]:
     for _ in range(WARM_UP):
         once()
     each = (perf_counter_ns() - started) / WARM_UP / 1e9
-    repetitions = mpi.bcast(int(min(MOST, max(LEAST, seconds / max(each, 1e-7)))))
-    mine = array("q", (once() for _ in range(repetitions)))
-    everyone = mpi.gather(mine)
-    return [max(ns) / 1e3 for ns in zip(*everyone, strict=True)] if everyone else []
+    repetitions = array("q", [int(min(MOST, max(LEAST, seconds / max(each, 1e-7))))])
+    mpi.Bcast([repetitions, MPI.INT64_T])
+    everyone = gathered(mpi, [once() for _ in range(repetitions[0])])
+    return [max(ns) / 1e3 for ns in zip(*everyone, strict=True)]
 
 
 def bits(mpi: Any, case: Case, run: Any, dtype: str) -> str:
