@@ -169,7 +169,8 @@ def repeats(collective: str, nodes: tuple[tuple[int, ...], ...]) -> frozenset[Ca
         own = [p for p in algorithm.parameters if p.name not in (SEGMENT_BYTES.name, SLOTS.name, KERNEL_BYTES)]
         if algorithm.needs_nodes or algorithm.symmetric or len(own) > 1 or algorithm.refusal(ranks, nodes):
             continue
-        for setting in [{own[0].name: value} for value in _default_first(own[0])] if own else [{}]:
+        settings: list[dict[str, Any]] = [{own[0].name: x} for x in _default_first(own[0])] if own else [{}]
+        for setting in settings:
             schedules = algorithm.schedules(ranks, nodes=nodes, **setting)
             emitted = tuple(
                 tuple((number, lane.rounds) for number, lane in phase.lanes.items())
