@@ -24,6 +24,31 @@ if TYPE_CHECKING:
 Arrays = Callable[[int], Any]  # of so many elements, on this rank's GPU
 
 
+def arrays_of(dtype: str, place: int) -> Arrays:
+    """Makes arrays on the GPU of the rank in this place of its node: torch's, or CuPy's. UnsupportedError for none."""
+    why = []
+    try:
+        import torch
+
+        if torch.cuda.is_available():
+            device = f"cuda:{place % torch.cuda.device_count()}"
+            return lambda count: torch.ones(count, dtype=getattr(torch, dtype), device=device)
+        why.append("torch sees no GPU")
+    except ImportError as error:
+        why.append(str(error))
+    try:
+        import cupy
+    except ImportError as error:
+        why.append(str(error))
+    else:
+        try:
+            cupy.cuda.Device(place % cupy.cuda.runtime.getDeviceCount()).use()
+            return lambda count: cupy.ones(count, dtype=dtype)
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            why.append(f"CuPy: {error}")
+    raise UnsupportedError(f"no GPU can be used here ({'; '.join(why)}): tune without --device cuda")
+
+
 def measure(
     comm: "Communicator", arrays: Arrays, collective: str, nbytes: int, *, dtype: str = "float32", turns: int = 5
 ) -> dict[Candidate, float]:

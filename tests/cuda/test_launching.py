@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from collectives.buffers import View
 from collectives.cuda import choice, launcher
@@ -10,6 +11,7 @@ from collectives.cuda import layout as at
 from collectives.cuda.tables import part_counts, parts_of
 from collectives.cuda.window import Shape
 from collectives.errors import UnsupportedError
+from tuner.gpu import arrays_of
 
 BOTH = (choice.IPC, choice.STAGED)
 
@@ -102,3 +104,9 @@ def test_a_window_has_room_for_all_that_kernels_find_in_it():
         assert list(group.window)[:size] == list(range(1, size + 1))
         assert group.staging_at + at.MAX_BLOCKS * 2 * (size + 1) * 256 == group.fifos_at
         assert group.fifos_at + at.MAX_BLOCKS * size * at.FIFO_DEPTH * 192 == shape.window_bytes(size)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_tuning_without_a_gpu_says_why():
+    with pytest.raises(UnsupportedError, match=r"no GPU can be used here \(.*\): tune without --device cuda"):
+        arrays_of("float32", 0)

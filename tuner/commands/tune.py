@@ -13,7 +13,7 @@ import msgspec
 
 from collectives.errors import TableError
 from collectives.selection import ONE_PASS, Table, default, load
-from collectives.table import SYMMETRIC
+from collectives.table import GPU, SYMMETRIC
 from tuner import units
 from tuner.commands.common import (
     UsageError,
@@ -57,6 +57,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--deterministic", action="store_true", help="only algorithms that fold ranks in a fixed order")
     parser.add_argument("--target", choices=TARGETS, metavar="LIBRARY",
                         help="tune the MPI library's own collective instead: openmpi, mpich or impi")  # fmt: skip
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu",
+                        help="whose memory: all candidates are timed on the ranks' own GPUs for cuda "
+                             "(default: %(default)s)")  # fmt: skip
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -71,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
     world = enter_ranks(args)
     for name in ("TREERING_TABLE", "TREERING_ALGORITHM"):  # what is measured is named call by call
         os.environ.pop(name, None)
+    if args.device == "cuda":
+        return tune_gpu(args, world)
     if args.ddp:
         return tune_ddp(args, world)
     import collectives
@@ -92,6 +97,34 @@ def run(args: argparse.Namespace) -> int:
                 session.stop()
                 if samples:
                     samples.close()
+
+
+def tune_gpu(args: argparse.Namespace, world: Any) -> int:
+    """Every candidate on memory of GPUs; rules that the table has for other memory stay."""
+    import collectives
+    from tuner import gpu
+
+    with collectives.Communicator(world) as comm, progress(f"tuning {args.collective} on GPUs") as told:
+        arrays, measured = gpu.arrays_of(args.dtype, comm._group.node.rank), []
+        for place, nbytes in enumerate(args.sizes):
+            told(place / len(args.sizes), units.size(nbytes))
+            measured.append((nbytes, gpu.measure(comm, arrays, args.collective, nbytes, dtype=args.dtype)))
+        table = Table(treering=collectives.__version__, topology=gpu.place_of_gpu(comm), rules=[])
+    if world.rank == 0:
+        there = earlier(args.output, table.topology)
+        if there is not None and there.topology.fingerprint == table.topology.fingerprint:
+            kept = [rule for rule in there.rules if (rule.collective, rule.storage) != (args.collective, GPU)]
+            table = msgspec.structs.replace(there, topology=table.topology, rules=kept)
+        table.rules += gpu.rules(args.collective, measured)
+        table.save(args.output)
+        if args.json:
+            print_json(msgspec.to_builtins(table))
+        else:
+            from tuner.commands.show import show
+
+            show(table)
+        note(f"wrote {args.output}")
+    return 0
 
 
 def tune_target(args: argparse.Namespace) -> int:
