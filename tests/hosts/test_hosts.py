@@ -57,7 +57,8 @@ def found(mpi) -> launch.Library:
 
 def said(done):
     assert done.returncode == 0, launch.describe(done.args, done.returncode, done.stdout, done.stderr)
-    return json.loads(done.stdout[done.stdout.index("{") :])
+    found, _ = json.JSONDecoder().raw_decode(done.stdout, done.stdout.index("{"))  # UCX may warn behind it
+    return found
 
 
 # ---------------------------------------------------------------- the bed itself
@@ -121,7 +122,7 @@ def test_nodes_are_those_that_share_memory_whatever_their_names(bed_of, mpi, hos
 @pytest.mark.parametrize("mpi", ["mpich"], indirect=True)
 def test_the_contract_on_four_hosts(bed_of, mpi):
     with bed_of("h1", "h2", "h3", "h4") as bed:
-        seen = said(ranks(bed, mpi, "h1:1,h2:1,h3:1,h4:1", "contract", "four hosts", 40, 60, timeout=150))
+        seen = said(ranks(bed, mpi, "h1:1,h2:1,h3:1,h4:1", "contract", "four hosts", 12, 30, timeout=150))
     assert seen["wrong"] == []
     assert (seen["shape"], seen["links"]) == ("4x1", ["mpi"])
 
