@@ -57,8 +57,8 @@ def found(mpi) -> launch.Library:
 
 def said(done):
     assert done.returncode == 0, launch.describe(done.args, done.returncode, done.stdout, done.stderr)
-    found, _ = json.JSONDecoder().raw_decode(done.stdout, done.stdout.index("{"))  # UCX may warn behind it
-    return found
+    answer, _ = json.JSONDecoder().raw_decode(done.stdout, done.stdout.index("{"))  # UCX may warn behind it
+    return answer
 
 
 # ---------------------------------------------------------------- the bed itself
