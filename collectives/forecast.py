@@ -19,6 +19,7 @@ from collectives.traffic import STEP_BYTES
 SEGMENT = 1 << 16  # bytes: of the pipelines and the pieces that are looked at, beside plain rounds
 MOST_STEPS = 10_000  # of an algorithm, on all ranks that are simulated: about a second
 MOST_MESSAGES = 60_000  # of a pipeline
+LOOSEST = 2.0  # times a forecast: where times may lie farther from it than that, it is no better than a rule of thumb
 TIE = 0.01  # nearer than this to the best is as good, and the simplest of those is taken
 
 
@@ -78,7 +79,9 @@ class Forecast:
 def foreseen(
     table: Table, topology: Topology, collective: str, nbytes: int, deterministic: bool, instead: Choice
 ) -> Choice | None:
-    """What the costs of a table's links say for a topology that its rules are not for; None where it lacks such costs.
+    """What the costs of a table's links say for a topology that its rules are not for.
+
+    None where it lacks such costs, or knows them so badly that a rule of thumb is as good a guess.
 
     instead: the rule of thumb's choice, whose reason says why the table's rules do not serve. Sizes are looked at in
     powers of two, so that few are.
@@ -95,6 +98,8 @@ def foreseen(
     try:
         best = known[topology.fingerprint].best(collective, near, deterministic=deterministic)
     except ValueError:
+        return None
+    if best.high_us and best.high_us > LOOSEST * best.us:
         return None
     between = f" ({best.low_us:.3g} to {best.high_us:.3g})" if best.low_us and best.high_us else ""
     because = instead.reason.partition("; by default")[0]

@@ -64,7 +64,7 @@ def test_tune_writes_a_table_that_serves(mpi, tmp_path):
     assert found is not None
     assert (here["algorithm"], here["origin"]) == (found.algorithm, "table t.json")
     other = json.loads(succeeded(treering(mpi.name, "explain", "-n", 3, *explained, cwd=tmp_path)).stdout)
-    assert other["origin"] == "default"
+    assert other["basis"] == "near"
     assert "it is for 1 node of 2 ranks, and this is 1 node of 3 ranks" in other["reason"]
 
 
