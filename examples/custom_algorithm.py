@@ -30,17 +30,17 @@ def allreduce(g: Group, span: Span = WHOLE) -> Iterator[Round]:
     yield from there_and_back(chain(g, span))
 
 
-CHAIN = register(Algorithm("allreduce", "chain", allreduce))
+RELAY = register(Algorithm("allreduce", "relay", allreduce))
 
 
 def main() -> None:
     with collectives.Communicator() as comm:
-        proof = verify(CHAIN.schedules(comm.size), contract("allreduce", comm.size))  # raises where it is wrong
+        proof = verify(RELAY.schedules(comm.size), contract("allreduce", comm.size))  # raises where it is wrong
         x = array("i", [comm.rank + 1] * 1000)
-        comm.allreduce(x, algorithm="chain")
+        comm.allreduce(x, algorithm="relay")
         assert set(x) == {comm.size * (comm.size + 1) // 2}
         if comm.rank == 0:
-            print(f"chain: proved for {comm.size} ranks in {proof.rounds} rounds; gave {x[0]}")
+            print(f"relay: proved for {comm.size} ranks in {proof.rounds} rounds; gave {x[0]}")
 
 
 if __name__ == "__main__":

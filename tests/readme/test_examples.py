@@ -15,7 +15,7 @@ UNDER_TORCHRUN = ("ddp_torchrun", "torch_backend")
 NEEDS_MORE = "lightning_ddp"  # Lightning, which is not among what tests install
 SAYS = {
     "allreduce_standalone": r"(2 ranks, 1x2, sum 3|3 ranks, 1x3, sum 6); .*\n4 MB would go by \w+",
-    "custom_algorithm": r"chain: proved for (2 ranks in 2 rounds; gave 3|3 ranks in 4 rounds; gave 6)",
+    "custom_algorithm": r"relay: proved for (2 ranks in 2 rounds; gave 3|3 ranks in 4 rounds; gave 6)",
     "ddp_one_line": r"loss on rank 0: [\d.]+ at first, 0\.\d+ in the end\nbucket 0: \d+ bytes by \w+, 100 times",
     "gradients_in_symmetric_memory": r"step 0: loss \d{2,}\.\d\nstep 19: loss \d\.\d\n2162692 bytes .* one_pass",
     "ddp_torchrun": r"2 ranks, no MPI: loss 0\.0\d+",
