@@ -51,7 +51,8 @@ class Timeline:
         """A call that has ended, well or not."""
         program, channel = work.program, work.channel
         called = fields(list(program.state[st.FINGERPRINT_0 : st.FINGERPRINT_3 + 1]))
-        count, dtype = int(str(called["count"])), str(called["dtype"])
+        count = 0 if called["collective"] == "barrier" else int(str(called["count"]))
+        dtype = str(called["dtype"])
         arguments: dict[str, Any] = {"bytes": count * ITEMSIZE[dtype], "dtype": dtype}
         if called["op"] != NO_OP:
             arguments["op"] = called["op"]

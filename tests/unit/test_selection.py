@@ -72,7 +72,7 @@ def test_saved_is_loaded_again_sorted_and_a_rule_a_line(tmp_path):
     lines = path.read_text().splitlines()
     assert sum(line.startswith("  {") for line in lines) == len(saved.rules)
     assert list(json.loads(path.read_text())) == [
-        "schema", "treering", "created", "topology", "links", "samples", "rules", "ddp"
+        "schema", "treering", "created", "topology", "links", "samples", "target", "rules", "ddp"
     ]  # fmt: skip
     assert os.listdir(tmp_path) == ["table.json"]
 
