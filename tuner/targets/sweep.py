@@ -16,11 +16,11 @@ from tuner.statistics import geometric_mean, holm, ratio_interval, signed_rank
 from tuner.targets.relaunch import Request, Rounds
 from tuner.targets.target import DEFAULT
 
-SCREENING = 3  # rounds of all candidates, if the budget allows; one at least
+SCREENING = 2  # rounds of all candidates, if the budget allows; one at least
 SCREEN_SHARE = 0.4  # of the budget
 LEAST, MOST = 2, 40  # rounds of a race
 TELLING = 8  # rounds from which the rank test can tell; with fewer the library's own decision stays everywhere
-NEAR = 1.25  # times the best in screening, at some size: may still win there
+NEAR = 1.15  # times the best in screening, at some size: may still win there
 SIGNIFICANT = 0.05  # chance, over all that race at a size, that what replaces the default is not faster
 GAIN = 0.02  # less than this is none
 
@@ -71,7 +71,7 @@ def contenders(screened: Rounds) -> list[Candidate]:
     for size in screened.request.sizes:
         ratios = {each: relative(screened, each, size) for each in screened.looks}
         best = min(ratios.values())
-        kept += [each for each in sorted(ratios, key=ratios.__getitem__)[:4] if ratios[each] <= NEAR * best]
+        kept += [each for each in sorted(ratios, key=ratios.__getitem__)[:3] if ratios[each] <= NEAR * best]
     return list(dict.fromkeys(kept))
 
 
