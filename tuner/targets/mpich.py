@@ -19,11 +19,10 @@ from tuner.space import Candidate
 from tuner.targets.target import DEFAULT, Target, intervals, libmpi, ranks_of, tool, tuned
 
 NAMES = {"allreduce": "allreduce", "broadcast": "bcast", "reduce": "reduce"}
-# Which would not stand alone: `nb` and `smp` choose again, `ccl` is another library. The others take parameters, which a
-# variable has by default and a tree has not: recursive multiplying never ends by a tree that names no radix.
-LEFT_OUT = (
-    "auto", "nb", "smp", "ccl", "tree", "pipelined_tree", "recexch", "recursive_multiplying", "k_reduce_scatter_allgather",
-)  # fmt: skip
+# Which would not stand alone: `nb` and `smp` choose again, `ccl` is another library. The others take parameters, which
+# a variable has by default and a tree has not: recursive multiplying never ends by a tree that names no radix.
+CHOOSING = ("auto", "nb", "smp", "ccl")
+LEFT_OUT = (*CHOOSING, "tree", "pipelined_tree", "recexch", "recursive_multiplying", "k_reduce_scatter_allgather")
 FILE, VARIABLE = ".mpich.json", "MPIR_CVAR_COLL_SELECTION_TUNING_JSON_FILE"
 Tree = dict[str, Any]
 
