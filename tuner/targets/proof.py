@@ -2,7 +2,8 @@
 
 That an algorithm took effect is seen in the result's bits: numbers are summed that no two orders of adding round alike,
 so with the file they must be those of the algorithm forced by its own knob. Where these are the default's bits too, or
-nothing is summed, or there are only two ranks, that cannot be seen, and the proof says so.
+nothing is summed, or there are only two ranks, that cannot be seen, and the proof says so. Where the file leaves the
+decision to the library, the bits must be those without it.
 """
 
 import random
