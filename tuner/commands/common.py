@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from collectives import dtypes, table
 from collectives.errors import LaunchError
+from collectives.mpi_peers import end_job
 from tuner import hosts, launch, units
 
 Add = Callable[..., argparse.ArgumentParser]
@@ -160,5 +161,5 @@ def leave(status: int) -> NoReturn:
     sys.stderr.flush()
     from mpi4py import MPI
 
-    MPI.COMM_WORLD.Abort(status)
+    end_job(MPI.COMM_WORLD, status)
     os._exit(status)
