@@ -11,6 +11,7 @@ import pytest
 
 from tests import launch
 
+REST = (launch.ROOT / "tests" / "hosts", launch.ROOT / "tests" / "cuda")
 LEFT_BEFORE = pytest.StashKey[set[str]]()
 LEFT_BEHIND = pytest.StashKey[list[str]]()
 
@@ -48,7 +49,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-hosts", action="store_true", help="fail, not skip, where there can be no bed of hosts")
 
 
-@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.mpi) for name in launch.LIBRARIES])
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Beds of hosts and device code are of the full tier, wherever no mark says so."""
+    for item in items:
+        if any(folder in item.path.parents for folder in REST):
+            item.add_marker(pytest.mark.full)
+
+
+def marks_of(library: str) -> list[pytest.MarkDecorator]:
+    """The quick tier keeps to MPICH."""
+    return [pytest.mark.mpi] if library == "mpich" else [pytest.mark.mpi, pytest.mark.full]
+
+
+@pytest.fixture(params=[pytest.param(name, marks=marks_of(name)) for name in launch.LIBRARIES])
 def mpi(request: pytest.FixtureRequest) -> Ranks:
     """Ranks under MPICH, Open MPI and Intel MPI in turn: `mpi(4, "program", "argument")`."""
     return _ranks(request.param, request.config)

@@ -40,7 +40,7 @@ def test_the_contract(mpi, what):
     assert found["links"] == ([] if ranks == "1" else wanted.get(links, ["shared-memory"]))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("algorithm, links", [("two_shot", "shared"), ("ring", "mpi")])
 def test_a_message_of_more_bytes_than_an_int_counts(mpich, algorithm, links):
     assert json.loads(mpich(2, "engine_large", algorithm, timeout=200, env=LINKS[links]).stdout)["wrong"] == []

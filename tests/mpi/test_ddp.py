@@ -69,7 +69,7 @@ def parity() -> dict[int, dict[str, dict]]:
 
 
 @pytest.mark.parametrize(
-    "ranks", [1, 2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
+    "ranks", [1, 2, pytest.param(3, marks=pytest.mark.full), pytest.param(4, marks=pytest.mark.full)]
 )
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_are_those_of_plain_ddp(mpich, parity, ranks, case):
