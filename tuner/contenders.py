@@ -44,12 +44,15 @@ def treering(comm: Any, case: Case, candidate: Candidate) -> Run:
     return plan
 
 
-def native(mpi: Any, case: Case) -> Run:
-    """The MPI library's own collective, in place where ours is, with its arguments made beforehand."""
+def native(mpi: Any, case: Case, op: Any = None) -> Run:
+    """The MPI library's own collective, in place where ours is, with its arguments made beforehand.
+
+    op: an MPI.Op in place of the case's own.
+    """
     from mpi4py import MPI
 
     kind = getattr(MPI, MPI_TYPES[case.dtype])
-    op = getattr(MPI, MPI_OPS.get(case.op, "SUM"))
+    op = op or getattr(MPI, MPI_OPS.get(case.op, "SUM"))
     x, out = [case.x, kind], [case.out, kind]
     counts = [part.stop - part.start for part in (chunk(case.count, mpi.size, rank) for rank in range(mpi.size))]
     if case.collective == "allreduce":

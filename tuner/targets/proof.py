@@ -1,9 +1,10 @@
 """The proof of an exported file: the real library with it and without it, in one interleaved run.
 
 That an algorithm took effect is seen in the result's bits: numbers are summed that no two orders of adding round alike,
-so with the file they must be those of the algorithm forced by its own knob. Where these are the default's bits too, or
-nothing is summed, or there are only two ranks, that cannot be seen, and the proof says so. Where the file leaves the
-decision to the library, the bits must be those without it.
+so with the file they must be those of the algorithm forced by its own knob. Where these are the default's bits too, as
+on two ranks, a reduction by an operation that tells its operands apart may still show it. Where neither does, or where
+nothing is reduced, it cannot be seen, and the proof says so. Where the file leaves the decision to the library, all of
+these must be as they are without it.
 """
 
 import random
@@ -51,12 +52,16 @@ def prove(
 
 
 def effect(both: Rounds, knobs: Rounds, each: Candidate, size: int) -> str:
-    with_file, alone, own = both.bits(WITH_FILE, size), both.bits(DEFAULT, size), knobs.bits(each, size)
+    sums = [both.bits(WITH_FILE, size), both.bits(DEFAULT, size), knobs.bits(each, size)]
+    orders = [both.order(WITH_FILE, size), both.order(DEFAULT, size), knobs.order(each, size)]
     if each == DEFAULT:
-        return SEEN if with_file and with_file == alone else UNSEEN
-    if not with_file or not own or own == alone:
-        return UNSEEN
-    return SEEN if with_file == own else OTHER
+        return SEEN if all(kind[0] and kind[0] == kind[1] for kind in (sums, orders)) else UNSEEN
+    with_file, alone, forced = sums
+    if with_file and forced and forced != alone:
+        return SEEN if with_file == forced else OTHER
+    # A library may serve an operation that it does not know otherwise, so this only ever shows that it did take effect.
+    with_file, alone, forced = orders
+    return SEEN if with_file and with_file == forced != alone else UNSEEN
 
 
 def ratio(both: Rounds, size: int) -> Interval:

@@ -15,16 +15,18 @@ from typing import Any
 
 from mpi4py import MPI
 
+from collectives.contract import REDUCING
 from tuner.cases import Case
 from tuner.contenders import native
 
 LEAST, MOST = 7, 400  # repetitions of a size
 WARM_UP = 3
+SAMPLE = 1024  # words of a message that are looked at
 
 
 def main(request: dict[str, Any]) -> None:
     mpi = MPI.COMM_WORLD
-    answer: dict[str, Any] = {"times": {}, "wrong": {}, "bits": {}, "nodes": nodes(mpi)}
+    answer: dict[str, Any] = {"times": {}, "wrong": {}, "bits": {}, "order": {}, "nodes": nodes(mpi)}
     for nbytes in request["sizes"]:
         case = Case(request["collective"], request["dtype"], request["op"], nbytes, mpi.rank, mpi.size)
         run = native(mpi, case)
@@ -33,6 +35,8 @@ def main(request: dict[str, Any]) -> None:
         answer["times"][nbytes] = times
         if request["dtype"] in ("float32", "float64"):
             answer["bits"][nbytes] = bits(mpi, case, run, request["dtype"])
+        if request["collective"] in REDUCING:
+            answer["order"][nbytes] = order(mpi, case)
     if mpi.rank == 0:
         print(json.dumps(answer), flush=True)
 
@@ -79,6 +83,33 @@ def timed(mpi: Any, case: Case, run: Any, seconds: float) -> list[float]:
     mpi.Bcast([repetitions, MPI.INT64_T])
     everyone = gathered(mpi, [once() for _ in range(repetitions[0])])
     return [max(ns) / 1e3 for ns in zip(*everyone, strict=True)]
+
+
+def order(mpi: Any, case: Case) -> str:
+    """A digest of what all ranks have after a reduction by an operation that tells its operands apart.
+
+    It is declared to commute, so that the library takes the same algorithm; only a sample of elements is reduced. So it
+    tells apart algorithms that add in the same order but hand over to others, and those of two ranks.
+    """
+    one_sided = MPI.Op.Create(lambda theirs, ours, _: mix(theirs, ours), commute=True)
+    rng = random.Random(mpi.rank)
+    words = memoryview(case.x).cast("B").cast("I")
+    for i in range(0, len(words), max(1, len(words) // SAMPLE)):
+        words[i] = rng.getrandbits(32)
+    native(mpi, case, one_sided)()
+    one_sided.Free()
+    mine = hashlib.blake2b(memoryview(case.x).cast("B"), digest_size=7).digest()
+    everyone = gathered(mpi, [int.from_bytes(mine)])
+    return hashlib.blake2b(str([list(each) for each in everyone]).encode(), digest_size=8).hexdigest()
+
+
+def mix(theirs: Any, ours: Any) -> None:
+    """Reduce a sample of 32-bit words, in a way that neither commutes nor associates."""
+    left, right = (memoryview(each).cast("B") for each in (theirs, ours))
+    whole = len(right) // 4 * 4
+    left, right = left[:whole].cast("I"), right[:whole].cast("I")
+    for i in range(0, len(right), max(1, len(right) // SAMPLE)):
+        right[i] = (left[i] * 0x9E3779B1 + (right[i] ^ left[i] >> 15) * 0x85EBCA6B + 1) & 0xFFFFFFFF
 
 
 def bits(mpi: Any, case: Case, run: Any, dtype: str) -> str:

@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
 from tuner import launch
 from tuner.space import Candidate
@@ -25,10 +24,11 @@ class Fault(Exception):
 
 @dataclass
 class Look:
-    """What one launch found at each size: median microseconds, and a digest of the result's bits ("" unknown)."""
+    """What one launch found at each size: median microseconds, and digests, see tuner.targets.rank ("" unknown)."""
 
     us: dict[int, float]
     bits: dict[int, str]
+    order: dict[int, str]
     nodes: list[int]
 
 
@@ -59,7 +59,8 @@ class Request:
         if bad := {size: n for size, n in answer["wrong"].items() if n}:
             raise Fault(f"wrong results: {bad} (bytes: elements)")
         us = {int(size): median(times) for size, times in answer["times"].items()}
-        return Look(us, {int(size): bits for size, bits in answer["bits"].items()}, answer["nodes"])
+        bits, order = ({int(size): digest for size, digest in answer[kind].items()} for kind in ("bits", "order"))
+        return Look(us, bits, order, answer["nodes"])
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], timeout: float) -> tuple[int | None, str, str]:
@@ -107,6 +108,13 @@ class Rounds:
         return [look.us[size] for look in self.looks.get(candidate, [])]
 
     def bits(self, candidate: Candidate, size: int) -> str:
-        """What every look at it found, "" where they differ or nothing is known."""
-        found: set[Any] = {look.bits.get(size, "") for look in self.looks.get(candidate, [])}
-        return found.pop() if len(found) == 1 else ""
+        """What every look at it found in the sum's bits, "" where they differ or nothing is known."""
+        return _only({look.bits.get(size, "") for look in self.looks.get(candidate, [])})
+
+    def order(self, candidate: Candidate, size: int) -> str:
+        """As `bits`, of the reduction that tells its operands apart."""
+        return _only({look.order.get(size, "") for look in self.looks.get(candidate, [])})
+
+
+def _only(found: set[str]) -> str:
+    return found.pop() if len(found) == 1 else ""
