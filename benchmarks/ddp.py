@@ -1,6 +1,7 @@
 """Whole DDP training steps: forward and backward alone, over Gloo, and over treering's hook; interleaved in one run.
 
     python -m benchmarks.ddp -n 2,4 [--models mlp,cnn] [--steps 60] [--table FILE] [--json FILE] [--plot FILE]
+    python -m benchmarks.ddp --beds 2x1,2x2 --models mlp --steps 20     # on hosts, as benchmarks.hosts makes them
 
 A step's time is its slowest rank's. Printed are medians, paired ratios with their 95 % interval, and which of the
 project's goals are met. Gradients are compared too: a fast step that computes something else is no step. Exit status 1
@@ -25,9 +26,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import collectives
 from benchmarks.ddp_plot import CONTENDERS, give, summary
+from benchmarks.hosts import run_on
 from benchmarks.peers_plot import machine
 from integrations.torch_ddp import register
 from integrations.torch_launch import init_process_group
+from tests.hosts.bed import NoBed
+from tests.launch import Hang
 from tuner import launch
 
 WARM_UP = 10
@@ -129,34 +133,53 @@ def run(options: argparse.Namespace) -> int:
 
 
 # ---------------------------------------------------------------- what starts them
-def launch_of(ranks: int, folder: Path) -> dict[str, Any] | None:
-    """The figures of one launch of this very command; None where it failed."""
-    file = folder / f"{ranks}.json"
-    started = launch.command(ranks, ["-m", "benchmarks.ddp", *sys.argv[1:], "--json", str(file)])
+def launch_of(ranks: str, file: Path, _: argparse.Namespace) -> None:
+    """This very command as ranks of this machine. RuntimeError where it failed."""
+    started = launch.command(int(ranks), ["-m", "benchmarks.ddp", *sys.argv[1:], "--json", str(file)])
     settings = {**os.environ, **started.environment}
-    done = subprocess.run(started.command, env=settings, check=False)
-    found: dict[str, Any] | None = json.loads(file.read_text()) if done.returncode == 0 else None
-    return found
+    if status := subprocess.run(started.command, env=settings, check=False).returncode:
+        raise RuntimeError(f"{ranks} ranks ended with {status}")
+
+
+def launch_on(bed: str, file: Path, options: argparse.Namespace) -> None:
+    """This very command as ranks on a bed of hosts. RuntimeError where it failed."""
+    program = ["-m", "benchmarks.ddp", *sys.argv[1:], "--json", str(file)]
+    run_on(bed, options.library, program, options.rate, 300 + 2.0 * options.steps)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    # fmt: off
     parser.add_argument("-n", "--ranks", default="2", help="how many ranks to start: 2, or 2,4 for a launch of each")
+    parser.add_argument("--beds", help="ranks on hosts instead: 2x1,2x2 (root, ip and tc)")
+    parser.add_argument("--library", default="openmpi", help="that starts ranks on hosts (default: %(default)s)")
+    parser.add_argument("--rate", default="1gbit", help="of each host's link, each way (default: %(default)s)")
     parser.add_argument("--models", default=",".join(MODELS), help="of " + ", ".join(MODELS))
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--table", help="a tuning table, as `treering tune` writes it")
     parser.add_argument("--overlap", choices=("auto", "thread", "inline"), default="auto")
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--plot", type=Path, help="draw them here (.png, .svg or .pdf)")
+    # fmt: on
     options = parser.parse_args()
     if unknown := set(options.models.split(",")) - set(MODELS):
         parser.error(f"--models: {', '.join(sorted(unknown))} unknown; there are {', '.join(MODELS)}")
     if launch.announced() is not None:
         return run(options)
+    start, wanted = (launch_on, options.beds) if options.beds else (launch_of, options.ranks)
+    rows, failed = [], 0
     with tempfile.TemporaryDirectory() as folder:
-        launches = [launch_of(int(ranks), Path(folder)) for ranks in options.ranks.split(",")]
-    found = [each for each in launches if each is not None]
-    return max(give(machine(), summary(found), options.json, options.plot), int(None in launches))
+        for number, where in enumerate(wanted.split(",")):
+            file = Path(folder, f"{number}.json")
+            try:
+                start(where, file, options)
+                rows += summary(json.loads(file.read_text()), options.beds and where)
+            except NoBed as error:
+                parser.exit(1, f"no hosts here: {error}\n")
+            except (RuntimeError, Hang) as error:
+                print(error, file=sys.stderr, flush=True)
+                failed = 1
+    return max(give(machine(), rows, options.json, options.plot), failed)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
     python -m benchmarks.hosts [--beds 2x1,2x2,2x2/turns,4x1] [--libraries mpich,openmpi] [--sizes 8:16M:8]
                                [--contenders "treering hierarchical:leaders=one ring"] [--rate 1gbit] [--seconds 2]
                                [--rounds 2] [--json FILE]
+    python -m benchmarks.hosts --from FILE... [--json FILE]      # what several runs found, together
 
 Hosts are network namespaces of this machine (tests/hosts), with rate-limited links; making them needs root, ip and tc.
 2x2/turns has the hosts take turns in the order of the ranks. Within a launch all contenders take turns in random order,
@@ -39,21 +40,26 @@ WIRE, LIBRARY, GLOO = 1.12, 1.5, 1.3  # times the wire's limit; times faster, in
 
 def launched(bed: str, name: str, told: Mapping[str, Any], rate: str, limit: float) -> dict[str, Any]:
     """What the ranks of one launch found. RuntimeError where it failed."""
+    with tempfile.TemporaryDirectory(prefix="treering-hosts-") as folder:
+        into, told_in = Path(folder, "found.json"), Path(folder, "told.json")
+        told_in.write_text(json.dumps({**told, "into": str(into)}), encoding="utf-8")
+        run_on(bed, name, ["-m", "benchmarks.hosts_ranks", str(told_in)], rate, limit)
+        return {"bed": bed, "library": name, **json.loads(into.read_text(encoding="utf-8"))}
+
+
+def run_on(bed: str, name: str, program: list[str], rate: str, limit: float) -> None:
+    """Run a Python program as ranks of a library on a bed of hosts. RuntimeError where it failed."""
     shape, _, order = bed.partition("/")
     counts = [int(each) for each in shape.split("+")] if "+" in shape else per_host(shape)
     hosts = {f"h{number}": count for number, count in enumerate(counts, 1)}
     library = launch.find(name)
     assert library is not None
-    with Bed(list(hosts), rate) as made, tempfile.TemporaryDirectory(prefix="treering-hosts-") as folder:
-        into, told_in = Path(folder, "found.json"), Path(folder, "told.json")
-        told_in.write_text(json.dumps({**told, "into": str(into)}), encoding="utf-8")
+    with Bed(list(hosts), rate) as made:
         listed = ",".join(f"{host}:{count}" for host, count in hosts.items())
-        program = [library.python, "-m", "benchmarks.hosts_ranks", str(told_in)]
-        command = made.launch(name, library.mpiexec, listed, program, in_turn=order == "turns")
+        command = made.launch(name, library.mpiexec, listed, [library.python, *program], in_turn=order == "turns")
         done = launch.run_command(command, library.environment(environment(name)), timeout=limit)
-        if done.returncode or not into.exists():
+        if done.returncode:
             raise RuntimeError(launch.describe(command, done.returncode, done.stdout, done.stderr, limit=5000))
-        return {"bed": bed, "library": name, **json.loads(into.read_text(encoding="utf-8"))}
 
 
 def per_host(shape: str) -> list[int]:
@@ -120,6 +126,25 @@ def show(found: list[dict[str, Any]]) -> None:
             print(f"  {name:44} {us:12.1f}  {said}")
 
 
+def measured(options: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
+    """What every launch found, and how many failed."""
+    told = {"sizes": options.sizes, "contenders": options.contenders.split(), "seconds": options.seconds}
+    limit = 120 + 15 * options.seconds * len(options.sizes)
+    cases = [(bed, name) for bed in options.beds.split(",") for name in options.libraries.split(",")]
+    launches, failed = [], 0
+    for number in range(options.rounds):
+        for bed, name in random.Random(number).sample(cases, len(cases)):
+            print(f"round {number + 1} of {options.rounds}: {bed} on {name}", file=sys.stderr, flush=True)
+            try:
+                launches.append(launched(bed, name, told, options.rate, limit))
+            except NoBed:
+                raise
+            except (RuntimeError, launch.Hang) as error:
+                print(error, file=sys.stderr, flush=True)
+                failed += 1
+    return launches, failed
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     # fmt: off
@@ -130,30 +155,26 @@ def main() -> int:
     parser.add_argument("--rate", default="1gbit", help="of each host's link, each way (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=2, help="for a size in a launch (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=1, help="launches of each case (default: %(default)s)")
+    parser.add_argument("--from", type=Path, nargs="+", dest="files", help="what --json wrote, not a run")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures, and the machine, there")
     # fmt: on
     options = parser.parse_args()
-    told = {"sizes": options.sizes, "contenders": options.contenders.split(), "seconds": options.seconds}
-    limit = 120 + 15 * options.seconds * len(options.sizes)
-    cases = [(bed, name) for bed in options.beds.split(",") for name in options.libraries.split(",")]
-    launches, failed = [], 0
-    for number in range(options.rounds):
-        for bed, name in random.Random(number).sample(cases, len(cases)):
-            print(f"round {number + 1} of {options.rounds}: {bed} on {name}", file=sys.stderr, flush=True)
-            try:
-                launches.append(launched(bed, name, told, options.rate, limit))
-            except NoBed as error:
-                parser.exit(1, f"no hosts here: {error}\n")
-            except (RuntimeError, launch.Hang) as error:
-                print(error, file=sys.stderr, flush=True)
-                failed += 1
-    found = rows(launches)
+    if options.files:
+        contents = [json.loads(file.read_text(encoding="utf-8")) for file in options.files]
+        found, failed = [row for content in contents for row in content["rows"]], 0
+        context = contents[0]["context"]
+    else:
+        try:
+            launches, failed = measured(options)
+        except NoBed as error:
+            parser.exit(1, f"no hosts here: {error}\n")
+        found = rows(launches)
+        context = machine() | {"rate": options.rate, "seconds": options.seconds, "rounds": options.rounds}
     show(found)
     reached = goals(found)
     for what, met, figure in reached:
         print(f"{'met    ' if met else 'not met'} {what}: {figure}")
     if options.json:
-        context = machine() | {"rate": options.rate, "seconds": options.seconds, "rounds": options.rounds}
         content = {"context": context, "goals": [list(goal) for goal in reached], "rows": found}
         options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return int(failed > 0)
