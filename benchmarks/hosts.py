@@ -14,6 +14,7 @@ slowest rank, in microseconds, paired ratios with their 95 % interval, and which
 import argparse
 import json
 import random
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -47,8 +48,8 @@ def launched(bed: str, name: str, told: Mapping[str, Any], rate: str, limit: flo
         return {"bed": bed, "library": name, **json.loads(into.read_text(encoding="utf-8"))}
 
 
-def run_on(bed: str, name: str, program: list[str], rate: str, limit: float) -> None:
-    """Run a Python program as ranks of a library on a bed of hosts. RuntimeError where it failed."""
+def run_on(bed: str, name: str, program: list[str], rate: str, limit: float) -> subprocess.CompletedProcess[str]:
+    """A Python program as ranks of a library on a bed of hosts. RuntimeError where it failed."""
     shape, _, order = bed.partition("/")
     counts = [int(each) for each in shape.split("+")] if "+" in shape else per_host(shape)
     hosts = {f"h{number}": count for number, count in enumerate(counts, 1)}
@@ -60,6 +61,7 @@ def run_on(bed: str, name: str, program: list[str], rate: str, limit: float) -> 
         done = launch.run_command(command, library.environment(environment(name)), timeout=limit)
         if done.returncode:
             raise RuntimeError(launch.describe(command, done.returncode, done.stdout, done.stderr, limit=5000))
+        return done
 
 
 def per_host(shape: str) -> list[int]:
