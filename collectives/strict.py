@@ -1,4 +1,4 @@
-"""JSON as strictly as a table's reader takes it: no key twice in an object, no NaN; what is wrong is named by its place."""
+"""JSON as a table's reader takes it: no key twice in an object, no NaN; what is wrong is named by its place."""
 
 import json
 import re

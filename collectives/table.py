@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -280,8 +280,8 @@ def _check_cover(rules: list[tuple[int, Rule]], where: object) -> None:
             if number + 1 < len(rules):
                 index, rule = rules[number + 1]
                 raise TableError(
-                    f"{where}: rules[{index}] ({rule}): overlaps rules[{rules[number][0]}], which has no end; end that one "
-                    f"below {rule.min_bytes}, or remove one of the two"
+                    f"{where}: rules[{index}] ({rule}): overlaps rules[{rules[number][0]}], which has no end; "
+                    f"end that one below {rule.min_bytes}, or remove one of the two"
                 )
             return
         expected = rule.max_bytes + 1
@@ -323,8 +323,8 @@ def parse(text: bytes, path: str | os.PathLike[str] = "the table") -> Table:
         told = f"schema {newer} is newer than this treering reads ({SCHEMA}); update treering"
         raise TableError(f"{path}: {told if newer else f'{error}; {MEND}'}") from error
     except msgspec.DecodeError as error:  # what JSON's own reader took: half of a character that is written as two
-        line = text.count(b"\n", 0, max(0, text.lower().find(b"\\ud"))) + 1
-        raise TableError(f"{path}: line {line}: not UTF-8: an escape of half a character; {MEND}") from error
+        number = text.count(b"\n", 0, max(0, text.lower().find(b"\\ud"))) + 1
+        raise TableError(f"{path}: line {number}: not UTF-8: an escape of half a character; {MEND}") from error
     except (ValueError, RecursionError) as error:
         line = f"line {error.lineno}: " if isinstance(error, json.JSONDecodeError) else ""
         said = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
