@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from collectives.advice import BucketAdvice, Name
 from collectives.advice import Value as Value
 from collectives.errors import TableError
+from collectives.strict import MEND, no_twins
 
 SCHEMA = 1
 LONGEST_FILE = 64 << 20  # bytes; a table has some kilobytes, and no device or log should be read as one
@@ -156,7 +157,7 @@ class Table(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True)
                 "update treering, or tune again with this version"
             )
         if self.schema < 1:
-            raise TableError(f"{where}: schema is {self.schema}; the first is 1")
+            raise TableError(f"{where}: schema is {self.schema}, and the first is 1; {MEND}")
         if len(self.topology.ranks_per_node) != self.topology.nodes:
             raise TableError(
                 f"{where}: topology.ranks_per_node has {len(self.topology.ranks_per_node)} entries for "
@@ -175,7 +176,7 @@ class Table(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True)
 
     def _check_advice(self, where: object, refusal: Callable[[Rule], str | None] | None) -> None:
         for index, advice in enumerate(self.ddp):
-            wrong = advice.wrong()
+            wrong = f"{found}; {MEND}" if (found := advice.wrong()) else None
             if wrong is None and refusal and advice.chosen.algorithm:
                 wrong = refusal(_always(advice.chosen.algorithm, advice.chosen.params))
             if any(other.signature == advice.signature for other in self.ddp[:index]):
@@ -250,17 +251,17 @@ def _wrong(rule: Rule) -> str | None:
         if value not in names:
             return f"{field} is {value!r}; use one of {', '.join(names)}"
     if rule.max_bytes is not None and rule.max_bytes < rule.min_bytes:
-        return f"max_bytes {rule.max_bytes} is below min_bytes {rule.min_bytes}"
+        return f"max_bytes {rule.max_bytes} is below min_bytes {rule.min_bytes}; {MEND}"
     times = {"median_us": rule.median_us, "low_us": rule.low_us, "high_us": rule.high_us, "native_us": rule.native_us}
     for field, time in times.items():
         if time is not None and not (math.isfinite(time) and time >= 0):
             return f"{field} is {time}; a time is a finite number of microseconds"
     low, median, high = rule.low_us, rule.median_us, rule.high_us
     if low is not None and median is not None and high is not None and not low <= median <= high:
-        return f"its interval {low} to {high} does not hold its median {median}"
+        return f"its interval {low} to {high} does not hold its median {median}; {MEND}"
     for name, given in rule.params.items():
         if isinstance(given, float) and not math.isfinite(given):
-            return f"parameter {name} is {given}"
+            return f"parameter {name} is {given}; {MEND}"
     return None
 
 
@@ -279,7 +280,8 @@ def _check_cover(rules: list[tuple[int, Rule]], where: object) -> None:
             if number + 1 < len(rules):
                 index, rule = rules[number + 1]
                 raise TableError(
-                    f"{where}: rules[{index}] ({rule}): overlaps rules[{rules[number][0]}], which has no end"
+                    f"{where}: rules[{index}] ({rule}): overlaps rules[{rules[number][0]}], which has no end; "
+                    f"end that one below {rule.min_bytes}, or remove one of the two"
                 )
             return
         expected = rule.max_bytes + 1
@@ -318,32 +320,18 @@ def parse(text: bytes, path: str | os.PathLike[str] = "the table") -> Table:
         table = msgspec.json.decode(text, type=Table)
     except msgspec.ValidationError as error:
         newer = _newer_schema(text)
-        said = f"schema {newer} is newer than this treering reads ({SCHEMA}); update treering" if newer else error
-        raise TableError(f"{path}: {said}") from error
+        told = f"schema {newer} is newer than this treering reads ({SCHEMA}); update treering"
+        raise TableError(f"{path}: {told if newer else f'{error}; {MEND}'}") from error
+    except msgspec.DecodeError as error:  # what JSON's own reader took: half of a character that is written as two
+        number = text.count(b"\n", 0, max(0, text.lower().find(b"\\ud"))) + 1
+        raise TableError(f"{path}: line {number}: not UTF-8: an escape of half a character; {MEND}") from error
     except (ValueError, RecursionError) as error:
         line = f"line {error.lineno}: " if isinstance(error, json.JSONDecodeError) else ""
         said = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-        raise TableError(f"{path}: {line}not JSON: {said}; restore the file, or tune again") from error
+        raise TableError(f"{path}: {line}not JSON: {said}; {MEND}") from error
     table.check(path)
     table.__dict__["path"] = os.fspath(path)
     return table
-
-
-def no_twins(text: bytes, path: object) -> None:
-    """JSON parsers take the last of two equal keys without a word; a table's reader does not."""
-
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        known = dict(items)
-        if len(known) < len(items):
-            names = [name for name, _ in items]
-            twin = next(name for name in names if names.count(name) > 1)
-            raise TableError(f"{path}: key {twin!r} stands twice in one object; remove one of the two")
-        return known
-
-    def constant(name: str) -> None:
-        raise TableError(f"{path}: {name} is not a number; only finite ones are allowed")
-
-    json.loads(text.decode(), object_pairs_hook=pairs, parse_constant=constant)
 
 
 def _newer_schema(text: bytes) -> int | None:

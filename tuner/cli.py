@@ -16,6 +16,7 @@ COMMANDS = {
     "tune": "measure this machine and write a tuning table",
     "bench": "time treering, the MPI library's own collective and Gloo, in one run",
     "show": "show a tuning table to a person",
+    "lint": "check tuning tables before they are committed",
     "explain": "say which algorithm would run, and why",
     "export": "turn a table for an MPI library's own collectives into that library's file of rules",
     "verify": "prove the schedules of the algorithms, without MPI",

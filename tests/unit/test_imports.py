@@ -40,7 +40,7 @@ MAY = {
         "collectives.rendezvous",
     },
     "collectives.draw": {"collectives.schedule", "collectives.rendezvous"},
-    "collectives.network": {"collectives.errors", "collectives.table", "collectives.advice"},
+    "collectives.network": {f"collectives.{name}" for name in ("errors", "strict", "table", "advice")},
     **dict.fromkeys(SIMULATOR, FORESEEN),
     "collectives.forecast": {*FORESEEN, "collectives.selection"},
 }

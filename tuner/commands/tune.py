@@ -49,6 +49,9 @@ def add(parser: argparse.ArgumentParser) -> None:
                         help="keep trials there, and go on from those that are: a file, or sqlite:///FILE")  # fmt: skip
     parser.add_argument("--output", type=Path, default=Path(f"{STEM}.json"), metavar="FILE",
                         help="the table (default: %(default)s); raw samples go beside it")  # fmt: skip
+    parser.add_argument("--check", type=Path, metavar="TABLE",
+                        help="write nothing, but measure a sample of this table's rules anew and say what has moved; "
+                             "exit status 1 where something else is faster now")  # fmt: skip
     parser.add_argument("--ddp", metavar="MODULE:FACTORY",
                         help="tune DDP buckets by whole steps of a PyTorch model: FACTORY() returns (model, batch) "
                              "or (model, loss), and what is best goes into the table")  # fmt: skip
@@ -65,6 +68,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.check:
+        from tuner.commands import check
+
+        return check.run(args)
     check_call(args)
     check_files(args)
     if args.target:
