@@ -1,7 +1,7 @@
 """Which algorithm serves a call: the tuning table's rule, or the rule of thumb where no table applies."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -17,9 +17,12 @@ FIXED_ORDER = {
     "reduce_scatter": ("direct", ONE_PASS),
     "reduce": ("direct", "two_shot", ONE_PASS),
 }
-# Algorithms that fold all ranks in order, once: the only ones that a deterministic choice may take.
+# Algorithms that fold all ranks in order, once, wherever they run.
 PASSES = ("allreduce", "reduce_scatter", "allgather", "broadcast", "reduce")  # what one_pass does
 LEAST_PASS = 4 << 10  # bytes of symmetric memory from which one_pass serves where no rule says so
+
+
+Proof = Callable[[str, str, Mapping[str, Value]], bool]  # that a collective's algorithm with parameters folds in order
 
 
 class Topology(Protocol):
@@ -37,7 +40,8 @@ class Topology(Protocol):
 class Choice:
     """What serves a call, and why.
 
-    `margin` is how much longer the runner-up took, as a fraction of this choice's time. `origin` is "table FILE",
+    `margin` is how much longer the runner-up took, as a fraction of this choice's time, `margin_bounds` its interval of
+    95 % where the table has one. `origin` is "table FILE",
     "links of table FILE", "default", "argument" or "environment"; `basis` is "exact" where the table was measured on
     this topology, "near" where it was on one of the nearest, "model" where only the costs of its links say something,
     "" where there is no table; `reason` is a sentence for a person.
@@ -51,6 +55,7 @@ class Choice:
     origin: str = "default"
     reason: str = ""
     basis: str = ""
+    margin_bounds: tuple[float, float] | None = None
 
     @property
     def folds_once(self) -> bool:
@@ -69,11 +74,13 @@ def choose(
     allow_native: bool = False,
     deterministic: bool = False,
     storage: str = ORDINARY,
+    proof: Proof | None = None,
 ) -> Choice:
     """What serves a message of nbytes. A table counts where it was measured on the topology, or on one near to it.
 
     allow_native: a rule may name the MPI library's own collective. deterministic: only algorithms that fold all ranks
-    in order. Where the rule may not be taken its runner-up is, and the default after that.
+    in order, everywhere or, where a proof can be asked, here. Where the rule may not be taken its runner-up is, and the
+    default after that.
 
     Ranks choose alike whatever memory each of them has, so on symmetric memory the question is only whether one_pass
     is tried first: else the choice is that for ordinary memory.
@@ -89,7 +96,7 @@ def choose(
         key = topology.fingerprint, collective, dtype, op, allow_native, deterministic
         if key not in prepared:
             rules = table.serving(collective, dtype, op)
-            choices = [_from_rule(table.origin, rule, allow_native, deterministic) for rule in rules]
+            choices = [_from_rule(table, rule, allow_native, deterministic, proof) for rule in rules]
             if kin == NEAR:
                 choices = [_as_near(choice, table, topology) for choice in choices]
             none = f"{table.origin} has no rule for {collective} of {dtype}{f' with {op}' if op else ''}"
@@ -117,23 +124,25 @@ def _on_symmetric(
         why = "each rank reads and writes the others' memory, once"
         return _thumb(f"{because} for symmetric memory", ONE_PASS, {}, why) if nbytes >= LEAST_PASS else None
     assert table is not None
-    found = _from_rule(table.origin, rule, False, False)
+    found = _from_rule(table, rule, False, False)
     return found if isinstance(found, Choice) and found.algorithm == ONE_PASS else None
 
 
-def _from_rule(origin: str, rule: Rule, allow_native: bool, deterministic: bool) -> Choice | str:
+def _from_rule(
+    table: Table, rule: Rule, allow_native: bool, deterministic: bool, proof: Proof | None = None
+) -> Choice | str:
     """The rule's choice, or its runner-up where the rule may not serve, or why neither may."""
 
-    def may(algorithm: str) -> bool:
+    def may(algorithm: str, params: Mapping[str, Value]) -> bool:
         if algorithm == NATIVE:
             return allow_native and not deterministic
-        return not deterministic or algorithm in FIXED_ORDER.get(rule.collective, (algorithm,))
+        in_order = algorithm in FIXED_ORDER.get(rule.collective, (algorithm,))
+        return not deterministic or in_order or (proof is not None and proof(rule.collective, algorithm, params))
 
-    second = rule.runner_up
-    if may(rule.algorithm):
-        margin = None
-        if second and second.median_us is not None and rule.median_us:
-            margin = second.median_us / rule.median_us - 1
+    second, conditions = rule.runner_up, table.conditions(rule)
+    tuned = f"; {conditions}" if conditions and str(conditions) else ""
+    if may(rule.algorithm, rule.params):
+        margin, bounds = _margin(rule)
         reason = f"the rule for {rule}"
         if second and margin is not None:
             at = f" at {rule.measured_bytes} bytes" if rule.measured_bytes is not None else ""
@@ -141,12 +150,25 @@ def _from_rule(origin: str, rule: Rule, allow_native: bool, deterministic: bool)
             reason += ", which is not faster beyond the noise" if margin < 0 else ""
         if rule.algorithm == NATIVE:
             reason += "; the MPI library's own collective keeps none of treering's promises (deadline, agreement, NaN)"
-        return Choice(rule.algorithm, rule.params, rule, second, margin, origin, reason, EXACT)
-    if second and may(second.algorithm):
+        return Choice(
+            rule.algorithm, rule.params, rule, second, margin, table.origin, reason + tuned, EXACT, margin_bounds=bounds
+        )
+    if second and may(second.algorithm, second.params):
         why = "the order of the sum is fixed" if deterministic else "the MPI library's own collective is not allowed"
-        reason = f"the runner-up of the rule for {rule}, whose {rule.algorithm} may not serve: {why}"
-        return Choice(second.algorithm, second.params, rule, None, None, origin, reason, EXACT)
-    return f"{origin} has only {rule.algorithm} here, which this call may not take"
+        reason = f"the runner-up of the rule for {rule}, whose {rule.algorithm} may not serve: {why}{tuned}"
+        return Choice(second.algorithm, second.params, rule, None, None, table.origin, reason, EXACT)
+    return f"{table.origin} has only {rule.algorithm} here, which this call may not take"
+
+
+def _margin(rule: Rule) -> tuple[float | None, tuple[float, float] | None]:
+    """How much longer the runner-up took, and the interval of that."""
+    second = rule.runner_up
+    if second is None or second.median_us is None or not rule.median_us:
+        return None, None
+    if second.over_best is None:
+        return second.median_us / rule.median_us - 1, None
+    low, middle, high = second.over_best
+    return middle - 1, (low - 1, high - 1)
 
 
 def _as_near(choice: Choice | str, table: Table, topology: Topology) -> Choice | str:
@@ -154,7 +176,7 @@ def _as_near(choice: Choice | str, table: Table, topology: Topology) -> Choice |
     if isinstance(choice, str):
         return choice
     reason = f"the nearest topology that was measured ({difference(table.topology, topology)}); {choice.reason}"
-    return replace(choice, margin=None, basis=NEAR, reason=reason)
+    return replace(choice, margin=None, margin_bounds=None, basis=NEAR, reason=reason)
 
 
 def difference(place: Place, topology: Topology) -> str:

@@ -5,11 +5,12 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from collectives.algorithms import find
+from collectives.canonical import canonical
 from collectives.errors import CollectiveError, MismatchError, TableError, UnsupportedError
 from collectives.forecast import foreseen
 from collectives.kinship import NEAR, nearest
@@ -23,6 +24,7 @@ from collectives.topology import Topology
 if TYPE_CHECKING:
     from collectives.communicator import Communicator
 
+MOST_PROVED = 64  # ranks up to which a rule is asked for its proof
 TIMEOUT_SECONDS = 1800.0  # as PyTorch's
 SPIN = 10  # good with a core per rank and with more ranks than cores alike
 # By which ranks part their memory, leave kernels to schedules, and compare where they call from.
@@ -136,8 +138,8 @@ class Settings:
             native = allow_native and self.allows_native
             storage = ORDINARY if params else storage  # parameters are those of what serves ordinary memory
             chosen = choose(
-                self.table, topology, collective, nbytes, dtype, kind,
-                allow_native=native, deterministic=fixed, storage=storage,
+                self.table, topology, collective, nbytes, dtype, kind, allow_native=native, deterministic=fixed,
+                storage=storage, proof=partial(proved, topology.nodes) if fixed else None,
             )  # fmt: skip
             if chosen.basis == NEAR and chosen.algorithm != NATIVE:
                 lack = find(collective, chosen.algorithm).lack(topology.ranks, topology.nodes)
@@ -194,6 +196,11 @@ def pauses(given: str | None) -> int:
     if not given.isascii() or not given.isdigit():
         raise ValueError(f"TREERING_SPIN is {given!r}; it is how many pauses a wait makes before it yields, 0 or more")
     return int(given)
+
+
+def proved(nodes: tuple[tuple[int, ...], ...], collective: str, algorithm: str, params: Mapping[str, Any]) -> bool:
+    """Whether the algorithm folds the ranks of these nodes in order, proved where that is quick."""
+    return sum(map(len, nodes)) <= MOST_PROVED and canonical(collective, algorithm, params, nodes)
 
 
 def folds_once(collective: str, algorithm: str) -> bool:

@@ -21,6 +21,8 @@ import msgspec
 
 from collectives.advice import BucketAdvice, Name
 from collectives.advice import Value as Value
+from collectives.conditions import Conditions
+from collectives.conditions import wrong as wrong_conditions
 from collectives.errors import TableError
 from collectives.strict import MEND, no_twins
 
@@ -91,9 +93,12 @@ class LinkCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class RunnerUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The second best. `over_best`: how many times the best's time it took, by what was compared, with 95 % bounds."""
+
     algorithm: Name
     params: dict[str, Value] = {}
     median_us: Amount | None = None
+    over_best: tuple[Amount, Amount, Amount] | None = None  # low, middle, high
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -139,6 +144,7 @@ class Table(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True)
     links: list[LinkCost] = []
     samples: str | None = None
     target: Name | None = None  # the MPI library whose own collectives the rules are for; None: treering's
+    tuned: list[Conditions] = []
     rules: list[Rule]
     ddp: list[BucketAdvice] = []
 
@@ -172,6 +178,8 @@ class Table(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True)
             _check_cover(list(same), where)
         self.rules = [rule for _, rule in numbered]
         self._check_advice(where, refusal)
+        for said in wrong_conditions(self.tuned):
+            raise TableError(f"{where}: {said}")
         return self
 
     def _check_advice(self, where: object, refusal: Callable[[Rule], str | None] | None) -> None:
@@ -187,6 +195,10 @@ class Table(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True)
     def advice(self, signature: str) -> BucketAdvice | None:
         """What there is for the model with this signature (integrations.bucket_advice makes them)."""
         return next((each for each in self.ddp if each.signature == signature), None)
+
+    def conditions(self, rule: Rule) -> Conditions | None:
+        """What its tuning was asked for, where the table says so."""
+        return next((each for each in self.tuned if each.key == rule.key[:3]), None)
 
     def digest(self) -> str:
         """16 hexadecimal digits of all that this table decides, equal on ranks that hold the same table."""
@@ -204,7 +216,7 @@ class Table(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True)
         """Writes sorted rules, one a line. The file appears whole or not at all, and so survives a crash."""
         path = Path(path)
         self.check(path)
-        names = ("schema", "treering", "created", "topology", "links", "samples", "target")
+        names = ("schema", "treering", "created", "topology", "links", "samples", "target", "tuned")
         head = {name: getattr(self, name) for name in names}
         lines = [f" {_text(name)}: {_text(value)}" for name, value in head.items()]
         lines.append(' "rules": [\n' + ",\n".join(f"  {_text(rule)}" for rule in self.rules) + "\n ]")
@@ -259,6 +271,9 @@ def _wrong(rule: Rule) -> str | None:
     low, median, high = rule.low_us, rule.median_us, rule.high_us
     if low is not None and median is not None and high is not None and not low <= median <= high:
         return f"its interval {low} to {high} does not hold its median {median}; {MEND}"
+    over = rule.runner_up.over_best if rule.runner_up else None
+    if over and not (over[0] <= over[1] <= over[2] < math.inf):
+        return f"runner_up.over_best {list(over)} is not low, middle and high, or not finite; {MEND}"
     for name, given in rule.params.items():
         if isinstance(given, float) and not math.isfinite(given):
             return f"parameter {name} is {given}; {MEND}"

@@ -5,7 +5,9 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
+from collectives.conditions import PRECISIONS
 from collectives.contract import REDUCING
+from collectives.errors import UnsupportedError
 from tuner.cases import HALVES, Case, chunk
 from tuner.space import BASELINE, Candidate
 
@@ -29,8 +31,11 @@ def native_lacks(dtype: str, op: str, collective: str = "allreduce") -> str | No
     return None
 
 
-def treering(comm: Any, case: Case, candidate: Candidate) -> Run:
-    """A plan of our own. ValueError or UnsupportedError where the candidate cannot serve."""
+def treering(comm: Any, case: Case, candidate: Candidate, precision: str | None = None) -> Run:
+    """A plan of our own. ValueError or UnsupportedError where the candidate cannot serve.
+
+    What is widened for its precision has no plan, and is called by its method.
+    """
     options: dict[str, Any] = dict(candidate.params)
     if candidate != AUTOMATIC:
         options["algorithm"] = candidate.algorithm
@@ -40,7 +45,15 @@ def treering(comm: Any, case: Case, candidate: Candidate) -> Run:
         options["count"] = case.count
     if case.out is not None:
         options["out"] = case.out
-    plan: Run = comm.plan(case.collective, case.x, **options)
+    if precision in (None, PRECISIONS[0]):
+        plan: Run = comm.plan(case.collective, case.x, **options)
+        return plan
+    options["precision"] = precision
+    try:
+        plan = comm.plan(case.collective, case.x, **options)
+    except UnsupportedError:
+        method = getattr(comm, case.collective)
+        return lambda: method(case.x, **options)
     return plan
 
 
@@ -76,8 +89,8 @@ def native(mpi: Any, case: Case, op: Any = None) -> Run:
     return lambda: mpi.Allgatherv(x, gathered)
 
 
-def run_of(comm: Any, mpi: Any, case: Case, candidate: Candidate) -> Run:
-    return native(mpi, case) if candidate == BASELINE else treering(comm, case, candidate)
+def run_of(comm: Any, mpi: Any, case: Case, candidate: Candidate, precision: str | None = None) -> Run:
+    return native(mpi, case) if candidate == BASELINE else treering(comm, case, candidate, precision)
 
 
 class Gloo:

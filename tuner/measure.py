@@ -41,6 +41,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     op: str = ""
     nbytes: int = 0
     storage: str = ORDINARY
+    precision: str | None = None  # of the calls
     candidates: list[tuple[str, dict[str, Any]]] = []
     blocks: int = 0
     seed: int = 0
@@ -77,6 +78,7 @@ class Session:
         self.jobs = 0
         self._case: Case | None = None
         self._key: tuple[Any, ...] = ()
+        self._precision: str | None = None
         self._runs: dict[Candidate, Run] = {}
         self._looks: dict[Candidate, float] = {}  # microseconds of one call
         self._gloo: Gloo | None = None
@@ -128,12 +130,12 @@ class Session:
 
     def _prepare_case(self, job: Job) -> None:
         call = job.collective, job.dtype, job.op, job.nbytes
-        if (*call, job.storage) != self._key:
+        if (*call, job.storage, job.precision) != self._key:
             self._runs.clear()
             self._looks.clear()
             shares = self.comm.empty if job.storage == SYMMETRIC else None
             self._case = Case(*call, self.mpi.rank, self.mpi.size, shares)
-            self._key = *call, job.storage
+            self._key, self._precision = (*call, job.storage, job.precision), job.precision
 
     def _prepare(self, candidates: list[Candidate]) -> dict[Candidate, str]:
         """Make the candidates' runs, and check their results, twice: the second one may come from what the first left.
@@ -174,7 +176,7 @@ class Session:
     def _make(self, candidate: Candidate) -> Run:
         assert self._case is not None
         if candidate != GLOO:
-            return run_of(self.comm, self.mpi, self._case, candidate)
+            return run_of(self.comm, self.mpi, self._case, candidate, self._precision)
         if self._gloo is None:
             self._gloo = Gloo(self.mpi)
         return self._gloo.run(self._case)

@@ -7,10 +7,12 @@ from itertools import groupby, pairwise
 from typing import Any
 
 from collectives.advice import BucketAdvice
+from collectives.conditions import Conditions
 from collectives.contract import REDUCING
 from collectives.table import ANY, DTYPE_CLASS, OP_CLASS, LinkCost, Place, Rule, RunnerUp, Table
-from tuner.search import Measured
+from tuner.decision import Measured
 from tuner.space import BASELINE, Candidate
+from tuner.statistics import Interval
 
 DIGITS = 4
 
@@ -20,10 +22,7 @@ def rules_of(collective: str, dtype: str, op: str, sizes: Sequence[Measured]) ->
 
     The times of a rule are those at the largest size that it was measured at, which is named.
     """
-    moves = collective not in REDUCING  # no arithmetic: any dtype is as good as another
-    key: dict[str, Any] = {"collective": collective, "dtype": ANY, "op": ANY, "storage": sizes[0].storage}
-    if not moves:
-        key |= {"dtype": DTYPE_CLASS[dtype], "op": OP_CLASS[op]}
+    key: dict[str, Any] = key_of(collective, dtype, op) | {"storage": sizes[0].storage}
     groups = [list(group) for _, group in groupby(sizes, key=lambda size: size.winner)]
     borders = [border(left[-1].nbytes, right[0].nbytes) for left, right in pairwise(groups)]
     rules = []
@@ -39,6 +38,13 @@ def rules_of(collective: str, dtype: str, op: str, sizes: Sequence[Measured]) ->
     return rules
 
 
+def key_of(collective: str, dtype: str, op: str) -> dict[str, str]:
+    """Which calls rules are for that were measured with these: without arithmetic any dtype is as good as another."""
+    if collective not in REDUCING:
+        return {"collective": collective, "dtype": ANY, "op": ANY}
+    return {"collective": collective, "dtype": DTYPE_CLASS[dtype], "op": OP_CLASS[op]}
+
+
 def border(low: int, high: int) -> int:
     """The last size that the lower rule serves: the geometric mean, in a word at a time from 64 bytes on."""
     middle = math.isqrt(low * high)
@@ -50,15 +56,17 @@ def times(size: Measured, winner: Candidate) -> dict[str, Any]:
     if known is None:
         return {}
     medians = {each: size.beside(each, winner) for each in size.race}
-    others = [each for each in medians if each not in (winner, BASELINE)]
+    others = [each for each in medians if each not in (winner, BASELINE) and size.asked.allow(each)]
     second = min(others, key=medians.__getitem__, default=None)
+    over = size.over(second, winner) if second else Interval(1, 1, 1)
     return {
         "measured_bytes": size.nbytes,
         "median_us": rounded(known.median),
         "low_us": rounded(known.low),
         "high_us": rounded(known.high),
         "runner_up": None if second is None else RunnerUp(
-            algorithm=second.algorithm, params=second.params, median_us=rounded(medians[second])
+            algorithm=second.algorithm, params=second.params, median_us=rounded(medians[second]),
+            over_best=(rounded(over.low), rounded(over.median), rounded(over.high)),
         ),
         "native_us": rounded(medians[BASELINE]) if BASELINE in medians else None,
     }  # fmt: skip
@@ -89,18 +97,22 @@ def table_of(
     earlier: Table | None,
     advice: BucketAdvice | None = None,
     links: Sequence[LinkCost] = (),
+    tuned: Conditions | None = None,
 ) -> Table:
     """A table of these rules, advice and costs, and of what an earlier one for the same topology has beside them."""
     kept, advised, costs = list[Rule](), [advice] if advice else [], list(links)
+    conditions = [tuned] if tuned else []
     if earlier is not None and earlier.topology.fingerprint == topology.fingerprint:
         new = {rule.key for rule in rules}
         kept = [rule for rule in earlier.rules if rule.key not in new]
         advised += [each for each in earlier.ddp if advice is None or each.signature != advice.signature]
+        conditions += [each for each in earlier.tuned if tuned is None or each.key != tuned.key]
         samples = samples or earlier.samples
         costs += [each for each in earlier.links if each.class_ not in {link.class_ for link in links}]
     now = datetime.now(UTC).isoformat(timespec="seconds")
     place = place_of(topology)
     whole = [*kept, *rules]
     return Table(
-        treering=release, created=now, topology=place, links=costs, samples=samples, rules=whole, ddp=advised
-    ).check()
+        treering=release, created=now, topology=place, links=costs, samples=samples, tuned=conditions, rules=whole,
+        ddp=advised,
+    ).check()  # fmt: skip

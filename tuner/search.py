@@ -16,17 +16,18 @@ import random
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
 from collectives.errors import CollectiveError
 from collectives.selection import ONE_PASS
-from collectives.table import ORDINARY, SYMMETRIC
+from collectives.table import SYMMETRIC
 from tuner import units
+from tuner.decision import FASTEST, SIGNIFICANT, Constraints, Measured, decide
 from tuner.measure import Job, Outcome, Session, Stopped
 from tuner.space import BASELINE, Candidate, Space
-from tuner.statistics import Interval, holm, median_interval, ratio_interval, signed_rank
+from tuner.statistics import ratio_interval
 
 FEW = 24  # candidates that are all tried
 BATCH = 5  # candidates screened together
@@ -39,46 +40,9 @@ ENOUGH_BLOCKS = 40  # of a race in which nobody rivals the default any more
 RACERS = 5  # beside the default and the baseline
 GUESTS = 2  # from the size below
 NEAR = 1.3  # times the best screened: may still win a race
+MOST_FREE = 10  # ways of the best algorithm that may not serve, beside its typical ones
 HOPELESS = 4.0  # times the default: not worth more than a look
 WIDTH = 0.01  # a median known this well (half its interval, relative) is known well enough
-SIGNIFICANT = 0.01  # chance that a candidate which is not faster than the default replaces it
-TIE = 0.02  # nearer than this to the best is as good; a gain of less than this is none
-LOOSE_TIE = 0.05  # nearer than this, and within the noise, is as good too
-
-
-@dataclass
-class Measured:
-    """What is known at one size. Times are microseconds; those of the race are paired by block."""
-
-    nbytes: int
-    default: Candidate
-    baseline: bool
-    storage: str = ORDINARY
-    ratios: dict[Candidate, float] = field(default_factory=dict)  # to the default, from screening
-    race: dict[Candidate, list[float]] = field(default_factory=dict)
-    faults: dict[Candidate, str] = field(default_factory=dict)
-    winner: Candidate | None = None
-
-    def ranked(self) -> list[Candidate]:
-        return sorted(self.ratios, key=self.ratios.__getitem__)
-
-    def leading(self) -> list[Candidate]:
-        """Who raced, the fastest first, without the baseline."""
-        if self.default not in self.race:
-            return []
-        return sorted(self.race.keys() - {BASELINE}, key=lambda each: self.beside(each, self.default))
-
-    def interval(self, candidate: Candidate) -> Interval | None:
-        return median_interval(self.race[candidate]) if self.race.get(candidate) else None
-
-    def beside(self, other: Candidate, candidate: Candidate) -> float:
-        """The other's median as it would be over all of the candidate's blocks: by their ratio in those they share.
-
-        Who dropped out early ran in other minutes of the machine, so medians alone do not compare.
-        """
-        ours, theirs = self.race[candidate], self.race[other]
-        common = min(len(ours), len(theirs))
-        return ratio_interval(theirs[:common], ours[:common]).median * median_interval(ours).median
 
 
 @dataclass
@@ -175,9 +139,10 @@ class Search:
     clock: Clock
     seed: int
     trials: int | None = None  # proposals measured at each size; None: as the budget allows
-    allow_native: bool = False
+    asked: Constraints = FASTEST
     progress: Callable[[float, str], None] | None = None
     first: Callable[[int], list[Candidate]] | None = None  # what to try first at a size
+    free: Callable[[int], Space] | None = None  # of a size, with what the conditions leave out
 
     def run(self, sizes: Sequence[Measured], studies: Sequence[Study]) -> str | None:
         """Fills in what is measured. Returns why it ended early: an interrupt, a failure; None if it did not."""
@@ -189,7 +154,7 @@ class Search:
             ended = "interrupted"
         except (Stopped, CollectiveError) as error:
             ended = str(error)
-        decide(sizes, self.allow_native)
+        decide(sizes)
         return ended
 
     def run_symmetric(self, sizes: Sequence[Measured]) -> tuple[list[Measured], str | None]:
@@ -198,7 +163,8 @@ class Search:
         The sizes, measured anew with that question, and why it ended early, if it did.
         """
         default = Candidate(ONE_PASS)
-        found = [Measured(size.nbytes, default, size.baseline, SYMMETRIC) for size in sizes]
+        asked = replace(self.asked, allow_native=False)
+        found = [Measured(size.nbytes, default, size.baseline, SYMMETRIC, asked) for size in sizes]
         ended = None
         try:
             for place, (size, ordinary) in enumerate(zip(found, sizes, strict=True)):
@@ -209,7 +175,7 @@ class Search:
             ended = "interrupted"
         except (Stopped, CollectiveError) as error:
             ended = str(error)
-        decide(found, allow_native=False)
+        decide(found)
         return found, ended
 
     # ------------------------------------------------------------ screening
@@ -225,6 +191,8 @@ class Search:
                 study.enqueue(study.space.every())
             size.ratios |= study.known
             self._screen_size(size, study, share, until)
+            if self.free and until.left > 0:
+                self._screen_free(size, self.free(size.nbytes))
             size.ratios |= {each: 1.0 for each in best if each in study.possible and not size.ratios}
             best = size.ranked()[:3]
 
@@ -246,6 +214,17 @@ class Search:
                     size.ratios[candidate] = value
             told += len(batch)
             self._report(f"screening {units.size(size.nbytes)}")
+
+    def _screen_free(self, size: Measured, whole: Space) -> None:
+        """A look at what may not serve: each algorithm in two ways, and the best one in more."""
+        others = [each for each in whole.typical() if not self.asked.allow(each)]
+        for batch in (others, []):
+            best = size.freest()
+            more = [each for each in whole.every() if best and each.algorithm == best.algorithm]
+            wanted = batch or [each for each in more if each not in size.ratios][:MOST_FREE]
+            if wanted:
+                values, _ = self._screen_batch(size, wanted, SCREEN_BLOCKS[0])
+                size.ratios |= values
 
     def _screen_batch(
         self, size: Measured, batch: list[Candidate], blocks: int
@@ -275,12 +254,12 @@ class Search:
 
     def _race_size(self, size: Measured, guests: Sequence[Candidate], share: Clock) -> None:
         """`guests`: those that led at the size below, who may lead here too."""
-        ranked = size.ranked()
+        ranked, few = size.ranked(), self.asked.objective.blocks
         close = [each for each in ranked if size.ratios[each] <= NEAR * size.ratios[ranked[0]]][:RACERS]
-        kept = [size.default, *([BASELINE] if size.baseline else [])]
+        kept = [size.default, *([BASELINE] if size.baseline else []), *filter(None, [size.freest()])]
         racing = list(dict.fromkeys([*kept, *close, *guests]))
-        blocks, done = RACE_BLOCKS[0], 0
-        while racing and done < MOST_BLOCKS:
+        blocks, done = RACE_BLOCKS[0] * few, 0
+        while racing and done < MOST_BLOCKS * few:
             outcome = self._measure(size, racing, blocks, "race")
             size.faults |= outcome.faults
             for candidate, us in outcome.times.items():
@@ -289,24 +268,26 @@ class Search:
             racing = [each for each in racing if each in outcome.times and (each in kept or not self._lost(size, each))]
             if share.left <= 0 or self._settled(size, racing, kept):
                 break
-            blocks = within(int(share.left / 2 / max(outcome.block_seconds, 1e-6)), RACE_BLOCKS)
+            room = int(share.left / 2 / max(outcome.block_seconds, 1e-6))
+            blocks = within(room, (RACE_BLOCKS[0] * few, RACE_BLOCKS[1] * few))
 
     def _lost(self, size: Measured, candidate: Candidate) -> bool:
         """Worse than the best beyond the noise."""
-        length = len(size.race[candidate])
-        current = {each: us for each, us in size.race.items() if len(us) == length and each != BASELINE}
-        best = min(current, key=lambda each: median_interval(current[each]).median)
+        length, objective = len(size.race[candidate]), self.asked.objective
+        ours = [each for each in size.race if each != BASELINE and self.asked.allow(each)]
+        current = {each: size.race[each] for each in ours if len(size.race[each]) == length}
+        best = min(current, key=lambda each: objective.interval(current[each]).median)
         if best == candidate:
             return False
-        slower = ratio_interval(current[candidate], current[best])
-        return slower.low > 1 and signed_rank(current[best], current[candidate]) < SIGNIFICANT / RACERS
+        slower = objective.ratio(current[candidate], current[best])
+        return slower.low > 1 and objective.p_value(current[best], current[candidate]) < SIGNIFICANT / RACERS
 
     def _settled(self, size: Measured, racing: Sequence[Candidate], kept: Sequence[Candidate]) -> bool:
         """Nothing is left to tell apart, and what is left is known well."""
-        rivals = [each for each in racing if each not in kept]
+        rivals, objective = [each for each in racing if each not in kept], self.asked.objective
         if not rivals:
-            return len(size.race[size.default]) >= ENOUGH_BLOCKS
-        known = all(median_interval(size.race[each]).relative_width < WIDTH for each in racing)
+            return len(size.race[size.default]) >= ENOUGH_BLOCKS * objective.blocks
+        known = all(objective.interval(size.race[each]).relative_width < WIDTH for each in racing)
         return known and len(rivals) == 1
 
     # ------------------------------------------------------------ both
@@ -315,7 +296,7 @@ class Search:
     ) -> Outcome:
         job = Job(
             collective=self.collective, dtype=self.dtype, op=self.op, nbytes=size.nbytes, storage=size.storage,
-            stage=stage, blocks=blocks,
+            stage=stage, blocks=blocks, precision=self.asked.precision,
             candidates=[(each.algorithm, each.params) for each in candidates], seed=self.seed + self.session.jobs,
             hopeless=hopeless,
         )  # fmt: skip
@@ -335,46 +316,3 @@ class Interrupted(Exception):
 
 def within(value: int, bounds: tuple[int, int]) -> int:
     return max(bounds[0], min(value, bounds[1]))
-
-
-def decide(sizes: Sequence[Measured], allow_native: bool) -> None:
-    """Sets each size's winner: of those that may serve, one that serves as many neighbours as can be: few rules."""
-    start, common = 0, dict[Candidate, float]()
-    for place, size in enumerate([*sizes, None]):
-        serving = eligible(size, allow_native) if size else {}
-        both = {each: max(common[each], serving[each]) for each in common if each in serving}
-        if both or not place:
-            common = both or serving
-            continue
-        winner = min(common, key=lambda each: (len(each.items), common[each]))
-        for served in sizes[start:place]:
-            served.winner = winner
-        start, common = place, serving
-
-
-def eligible(size: Measured, allow_native: bool) -> dict[Candidate, float]:
-    """Who may serve a size: its time over that of the best, among the best and those that cannot be told from it.
-
-    The default alone, unless another is faster by TIE at least, and beyond the noise.
-    """
-    reference = size.race.get(size.default)
-    if not reference:
-        return {size.default: 1.0}
-    rivals = [
-        each for each, us in size.race.items()
-        if each != size.default and len(us) == len(reference) and (allow_native or each != BASELINE)
-    ]  # fmt: skip
-    ratios = {each: ratio_interval(size.race[each], reference) for each in rivals}
-    corrected = holm([signed_rank(size.race[each], reference) for each in rivals])
-    better = [
-        each for each, p in zip(rivals, corrected, strict=True)
-        if p < SIGNIFICANT and ratios[each].high < 1 and ratios[each].median < 1 - TIE
-    ]  # fmt: skip
-    if not better:
-        return {size.default: 1.0}
-    best = min(better, key=lambda each: ratios[each].median)
-    behind = {each: ratio_interval(size.race[each], size.race[best]) for each in better}
-    return {
-        each: over.median for each, over in behind.items()
-        if over.median <= 1 + TIE or (over.median <= 1 + LOOSE_TIE and over.low <= 1)
-    }  # fmt: skip

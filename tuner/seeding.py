@@ -12,9 +12,10 @@ from collectives.errors import UnsupportedError
 from collectives.foresee import Foresight
 from collectives.network import of_links
 from collectives.table import LinkCost
+from tuner.decision import Measured
 from tuner.measure import Job, Session
 from tuner.model import Timing, fit
-from tuner.search import FEW, Measured
+from tuner.search import FEW
 from tuner.space import BASELINE, Candidate, Space
 
 LOOKS = 5  # sizes of the first look, at most
@@ -33,6 +34,7 @@ class Seeds:
     dtype: str
     op: str
     spaces: Mapping[int, Space]
+    precision: str | None = None
     foresight: Foresight | None = None
     ranks: dict[int, dict[Candidate, int]] = field(default_factory=dict)  # by size: a candidate's place
 
@@ -43,8 +45,9 @@ class Seeds:
         found = []
         for nbytes, space in chosen:
             job = Job(
-                collective=self.collective, dtype=self.dtype, op=self.op, nbytes=nbytes, blocks=BLOCKS, stage="look",
-                candidates=[(each.algorithm, each.params) for each in looked_at(space)], seed=self.session.jobs,
+                collective=self.collective, dtype=self.dtype, op=self.op, nbytes=nbytes, blocks=BLOCKS,
+                stage="look", precision=self.precision,
+                candidates=[(each.algorithm, each.params) for each in space.typical()], seed=self.session.jobs,
             )  # fmt: skip
             outcome = self.session.measure(job)
             found += [timing(self.collective, nbytes, each, median(us)) for each, us in outcome.times.items()]
@@ -89,15 +92,6 @@ class Seeds:
             f"{median(total for _, total in places):g} (median of {len(places)} sizes); trying candidates in its order "
             f"takes {part:.0%} of them, where chance takes half"
         )
-
-
-def looked_at(space: Space) -> list[Candidate]:
-    """Each algorithm plain and, where it can be, in the middle one of its pipelines."""
-    every, chosen = space.every(), list[Candidate]()
-    for plain in space.simplest():
-        cut = [each for each in every if each.algorithm == plain.algorithm and "segment_bytes" in each.params]
-        chosen += [plain, cut[len(cut) // 2]] if cut else [plain]
-    return chosen
 
 
 def timing(collective: str, nbytes: int, each: Candidate, us: float) -> Timing:

@@ -1,14 +1,15 @@
 """What a tuner may try: the registry's algorithms and parameters, less what cannot help at a size or on a topology."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol
 
 from collectives.algorithms import KERNEL_BYTES, SEGMENT_BYTES, SLOTS, Algorithm, every, find
+from collectives.canonical import canonical
 from collectives.schedule import WHOLE, Group
-from collectives.selection import FIXED_ORDER, NATIVE
+from collectives.selection import NATIVE
 from collectives.table import Value
 
 Nodes = Sequence[Sequence[int]]
@@ -83,6 +84,14 @@ class Space:
         """Each algorithm with its parameters' first choices."""
         return [next(branch.every()) for branch in self.branches]
 
+    def typical(self) -> list[Candidate]:
+        """Each algorithm plain and, where it can be, in the middle one of its pipelines."""
+        every, chosen = self.every(), list[Candidate]()
+        for plain in self.simplest():
+            cut = [each for each in every if each.algorithm == plain.algorithm and SEGMENT_BYTES.name in each.params]
+            chosen += [plain, cut[len(cut) // 2]] if cut else [plain]
+        return chosen
+
     def suggest(self, trial: Chooser) -> Candidate:
         names = [branch.algorithm for branch in self.branches]
         name = trial.suggest_categorical("algorithm", names)
@@ -120,7 +129,7 @@ def space(
     Left out: algorithms whose restrictions the ranks do not meet, and those for symmetric memory; what emits the same
     schedules here as an earlier candidate, which on few ranks is often so; hierarchies where every node, or the only
     one, makes them an algorithm that is tried already; segments that do not cut a cell of the pipeline; more slots than
-    segments.
+    segments. deterministic: and what does not fold all ranks in order, once, by the proof of its schedules.
     """
     ranks = sum(len(node) for node in nodes)
     flat = len(nodes) == 1 or len(nodes) == ranks
@@ -129,16 +138,36 @@ def space(
         refusal = algorithm.refusal(ranks, nodes)
         if only and refusal:
             raise ValueError(refusal)
-        fixed = algorithm.name in FIXED_ORDER.get(collective, (algorithm.name,))
         unfit = (algorithm.needs_nodes and flat) or algorithm.symmetric
-        if refusal or (unfit and not only) or (deterministic and not fixed):
+        if refusal or (unfit and not only):
             continue
-        branch = _branch(algorithm, ranks, nbytes)
-        as_it_is = only or deterministic or needs_kernel(algorithm)  # else an earlier one may be of no fixed order
-        branches += [branch] if as_it_is else _less(branch, repeats(collective, placed(nodes)))
+        branch: Branch | None = _branch(algorithm, ranks, nbytes)
+        if branch and deterministic:
+            branch = _in_order(branch, collective, placed(nodes))
+        if branch is not None:
+            as_it_is = only or needs_kernel(algorithm)
+            branches += [branch] if as_it_is else _less(branch, repeats(collective, placed(nodes)))
     if not branches:
         raise ValueError(f"no algorithm of {collective} can serve {ranks} ranks{' in a fixed order' * deterministic}")
     return Space(tuple(branches))
+
+
+def _in_order(branch: Branch, collective: str, nodes: tuple[tuple[int, ...], ...]) -> Branch | None:
+    """The branch without the values of a parameter under which it does not fold in order, whatever the others are."""
+
+    def proved(settings: Iterable[Candidate]) -> bool:
+        return all(canonical(collective, each.algorithm, each.params, nodes) for each in settings)
+
+    choices = list(branch.choices)
+    for place, (name, values) in enumerate(choices):
+        kept = tuple(
+            value for value in values
+            if proved(replace(branch, choices=(*choices[:place], (name, (value,)), *choices[place + 1:])).every())
+        )  # fmt: skip
+        if kept:
+            choices[place] = name, kept
+    narrowed = replace(branch, choices=tuple(choices))
+    return narrowed if proved(narrowed.every()) else None
 
 
 def needs_kernel(algorithm: Algorithm) -> bool:

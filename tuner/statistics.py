@@ -36,9 +36,7 @@ def median_interval(samples: Sequence[float], *, level: float = 0.95, seed: int 
     ordered, rng = sorted(samples), random.Random(seed)
     n, half = len(ordered), (len(ordered) + 1) // 2
     medians = sorted(_resampled_median(ordered, n, half, rng) for _ in range(RESAMPLES))
-    cut = int((1 - level) / 2 * RESAMPLES)
-    middle = statistics.median(ordered)
-    return Interval(middle, min(medians[cut], middle), max(medians[-1 - cut], middle))
+    return _interval(statistics.median(ordered), medians, level)
 
 
 def _resampled_median(ordered: Sequence[float], n: int, half: int, rng: random.Random) -> float:
@@ -48,6 +46,41 @@ def _resampled_median(ordered: Sequence[float], n: int, half: int, rng: random.R
         return lower
     place += (1 - place) * (1 - rng.random() ** (1 / (n - half)))  # the next one: the least of those above
     return (lower + ordered[min(int(n * place), n - 1)]) / 2
+
+
+def quantile_interval(samples: Sequence[float], q: float, *, level: float = 0.95, seed: int = 0) -> Interval:
+    """The q-quantile, the smallest sample with a share of q at or below it, and its interval, as for medians."""
+    if not samples:
+        raise ValueError("no samples: nothing was measured")
+    ordered, rng = sorted(samples), random.Random(seed)
+    found = sorted(_resampled(ordered, q, rng) for _ in range(RESAMPLES))
+    return _interval(ordered[_place(len(ordered), q) - 1], found, level)
+
+
+def quantile_ratio(
+    ours: Sequence[float], reference: Sequence[float], q: float, *, level: float = 0.95, seed: int = 0
+) -> Interval:
+    """The ratio of two quantiles, each resampled for itself: a drift that both share makes its interval only wider."""
+    if not ours or not reference:
+        raise ValueError("no samples: nothing was measured")
+    mine, theirs, rng = sorted(ours), sorted(reference), random.Random(seed)
+    found = sorted(_resampled(mine, q, rng) / _resampled(theirs, q, rng) for _ in range(RESAMPLES))
+    return _interval(mine[_place(len(mine), q) - 1] / theirs[_place(len(theirs), q) - 1], found, level)
+
+
+def _place(n: int, q: float) -> int:
+    return max(1, math.ceil(n * q))
+
+
+def _resampled(ordered: Sequence[float], q: float, rng: random.Random) -> float:
+    """The q-quantile of a resample, which is the sample at a Beta-distributed place."""
+    n, k = len(ordered), _place(len(ordered), q)
+    return ordered[min(int(n * rng.betavariate(k, n + 1 - k)), n - 1)]
+
+
+def _interval(middle: float, found: Sequence[float], level: float) -> Interval:
+    cut = int((1 - level) / 2 * len(found))
+    return Interval(middle, min(found[cut], middle), max(found[-1 - cut], middle))
 
 
 def ratio_interval(ours: Sequence[float], reference: Sequence[float], *, seed: int = 0) -> Interval:
@@ -77,6 +110,20 @@ def signed_rank(ours: Sequence[float], reference: Sequence[float]) -> float:
         return float(sum(ways[: int(above) + 1]) / 2**n)
     mean, variance = n * (n + 1) / 4, n * (n + 1) * (2 * n + 1) / 24 - ties / 48
     return statistics.NormalDist().cdf((above - mean + 0.5) / math.sqrt(variance))
+
+
+def fewer_beyond(ours: Sequence[float], reference: Sequence[float], q: float) -> float:
+    """p-value that ours are not less often beyond the q-quantile of both, from pairs. [McNemar 1947; Mood 1950]
+
+    One-sided and exact: of the pairs of which one alone lies beyond, how many are ours. 1.0 where there are none.
+    """
+    if len(ours) != len(reference):
+        raise ValueError(f"{len(ours)} samples do not pair with {len(reference)}")
+    both = sorted([*ours, *reference])
+    limit = both[_place(len(both), q) - 1] if both else 0.0
+    alone = [a > b for a, b in zip(ours, reference, strict=True) if (a > limit) != (b > limit)]
+    n, mine = len(alone), sum(alone)
+    return float(sum(math.comb(n, k) for k in range(mine + 1)) / 2**n)
 
 
 def _ranks(values: Sequence[float]) -> tuple[list[float], int]:

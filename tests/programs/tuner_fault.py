@@ -8,8 +8,9 @@ from mpi4py import MPI
 import collectives
 from collectives.algorithms import Algorithm, register, ring
 from collectives.schedule import WHOLE, Group, Span
+from tuner.decision import Measured
 from tuner.measure import Session
-from tuner.search import Clock, Measured, Search, Study
+from tuner.search import Clock, Search, Study
 from tuner.space import Candidate, space
 
 

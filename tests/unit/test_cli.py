@@ -76,6 +76,8 @@ def table(tmp_path):
         (["tune", "-n", "2", "--output", "/absent/t.json"], "not a file that can be written"),
         (["tune", "-n", "2", "--storage", "/absent/journal"], "not a file that can be written"),
         (["tune", "-n", "2", "--allow-native", "--deterministic"], "contradicts --deterministic"),
+        (["tune", "-n", "2", "--precision", "accurate"], "float32 is never summed in less: leave it out"),
+        (["tune", "-n", "2", "--ddp", "a:b", "--objective", "p95"], "--objective is not for --ddp"),
         (["tune", "-n", "3", "--hosts", "a:1,b:1"], "contradicts --hosts a:1,b:1, which has 2 ranks"),
         (["tune", "--hosts", "a:x"], "'a:x' is not HOST or HOST:RANKS"),
         (["bench"], "needs ranks"),
@@ -150,7 +152,17 @@ def test_explain_without_ranks_speaks_for_the_tables_topology(capsys, table, mon
     status, out, _ = run(capsys, "explain", "--table", str(table), "--bytes", "4K", "--json")
     answer = json.loads(out)
     assert status == 0
-    assert list(answer) == ["algorithm", "params", "rule", "runner_up", "margin", "origin", "basis", "reason"]
+    assert list(answer) == [
+        "algorithm",
+        "params",
+        "rule",
+        "runner_up",
+        "margin",
+        "margin_bounds",
+        "origin",
+        "basis",
+        "reason",
+    ]
     assert (answer["algorithm"], answer["origin"]) == ("one_shot", f"table {table}")
     assert answer["margin"] == pytest.approx(0.25)
     assert answer["rule"]["max_bytes"] == 5792

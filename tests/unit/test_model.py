@@ -13,8 +13,8 @@ from collectives.network import of_links
 from collectives.selection import FIXED_ORDER
 from collectives.settings import Settings
 from collectives.table import LinkCost, Place, Rule, Table
+from tuner.decision import Measured
 from tuner.model import Timing, fit, quantiles
-from tuner.search import Measured
 from tuner.seeding import Seeds, links_of
 from tuner.space import Candidate, candidate, space
 

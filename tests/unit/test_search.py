@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from collectives.table import Table
+from tuner.decision import Constraints, Measured, decide, price
 from tuner.measure import Outcome, Stopped
+from tuner.objective import OBJECTIVES
 from tuner.rules import border, place_of, rules_of, table_of
-from tuner.search import Clock, Measured, Search, Study, decide
+from tuner.search import Clock, Search, Study
 from tuner.space import BASELINE, Candidate, candidate, space
 
 NODES = [[0, 1, 2, 3]]
@@ -98,26 +100,72 @@ def test_equal_candidates_leave_the_default():
 def test_ties_go_to_the_neighbours_winner_then_to_the_simpler():
     reference = [10 + 0.01 * k for k in range(30)]
 
-    def size(**faster):
-        made = Measured(1 << 20, DEFAULT, baseline=False, race={DEFAULT: reference})
+    def size(native_serves=False, **faster):
+        asked = Constraints(allow_native=native_serves)
+        made = Measured(1 << 20, DEFAULT, baseline=False, asked=asked, race={DEFAULT: reference})
         for each, gain in faster.items():
             made.race[candidate(each) if each != "cut" else RING] = [us * gain for us in reference]
         return made
 
-    def winner(made, native=False):
-        decide([made], native)
+    def winner(made):
+        decide([made])
         return made.winner
 
     assert winner(size(ring=0.99)) == DEFAULT  # too little to count
     assert winner(size(ring=0.9)) == Candidate("ring")
     assert winner(size(ring=0.9, cut=0.899)) == Candidate("ring")
     run = [size(ring=0.8, cut=0.79), size(cut=0.8, two_shot=0.81), size(cut=0.7), size(two_shot=0.7), size()]
-    decide(run, allow_native=False)
+    decide(run)
     assert [each.winner for each in run] == [RING, RING, RING, Candidate("two_shot"), DEFAULT]
     assert winner(size(ring=0.9, cut=0.8)) == RING
     assert winner(size(ring=0.9, native=0.5)) == Candidate("ring")
-    assert winner(size(ring=0.9, native=0.5), native=True) == BASELINE
+    assert winner(size(native_serves=True, ring=0.9, native=0.5)) == BASELINE
     assert winner(Measured(8, DEFAULT, baseline=False)) == DEFAULT
+
+
+def test_a_candidate_that_is_faster_but_for_its_outliers_wins_by_the_median_alone():
+    reference = [10 + 0.01 * k for k in range(200)]
+    often = [us * (4 if k % 10 == 0 else 0.8) for k, us in enumerate(reference)]
+
+    def winner(objective):
+        made = Measured(8, DEFAULT, False, asked=Constraints(OBJECTIVES[objective]))
+        made.race = {
+            DEFAULT: reference,
+            Candidate("ring"): often,
+            Candidate("two_shot"): [us * 0.9 for us in reference],
+        }
+        decide([made])
+        (rule,) = rules_of("allreduce", "float32", "sum", [made])
+        assert rule.runner_up is not None
+        assert rule.runner_up.over_best is not None
+        assert rule.runner_up.over_best[1] > 1
+        return rule.algorithm
+
+    assert winner("median") == "ring"
+    assert winner("p95") == "two_shot"
+
+
+def test_conditions_keep_candidates_from_serving_and_their_price_is_measured():
+    def us(each, nbytes):
+        return 100 * {"ring": 0.5, "two_shot": 0.8}.get(each.algorithm, 1.0)
+
+    asked = Constraints(in_order=lambda each: each.algorithm != "ring")
+    machine: Any = Machine(us)
+    sizes = [Measured(nbytes, Candidate("one_shot"), baseline=True, asked=asked) for nbytes in (8, 1 << 20)]
+    spaces = [space("allreduce", NODES, size.nbytes, deterministic=True) for size in sizes]
+    studies = [Study(each, f"{k}", None, k) for k, each in enumerate(spaces)]
+    search = Search(
+        machine, "allreduce", "float32", "sum", Clock(1.5), 0, asked=asked,
+        free=lambda nbytes: space("allreduce", NODES, nbytes),
+    )  # fmt: skip
+    assert search.run(sizes, studies) is None
+    assert {size.winner.algorithm for size in sizes if size.winner} == {"two_shot"}
+    assert all(size.freest() and size.freest().algorithm == "ring" for size in sizes)
+    assert price(sizes) == pytest.approx(1.6, rel=0.05)
+    for size in sizes:
+        (rule,) = rules_of("allreduce", "float32", "sum", [size])
+        assert rule.runner_up is not None
+        assert rule.runner_up.algorithm != "ring"
 
 
 def test_what_fails_is_left_out_and_what_is_hopeless_is_not_measured_again():
@@ -194,7 +242,7 @@ def test_symmetric_memory_asks_whether_one_pass_is_better_there():
     one_pass = Candidate("one_pass")
     machine: Any = Machine(lambda candidate, nbytes: nbytes / 10 if candidate == one_pass else 50)
     sizes = [Measured(nbytes, DEFAULT, baseline=True) for nbytes in (64, 4096, 8192)]
-    decide(sizes, allow_native=False)
+    decide(sizes)
     search = Search(machine, "allreduce", "float32", "sum", Clock(0.5), 0)
     found, ended = search.run_symmetric(sizes)
     assert ended is None
@@ -218,7 +266,7 @@ def test_borders_lie_between_the_sizes():
 
 def test_a_new_table_keeps_an_earlier_ones_other_rules():
     size = Measured(8, DEFAULT, baseline=False)
-    decide([size], allow_native=False)
+    decide([size])
     floats = rules_of("allreduce", "float32", "sum", [size])
     moved = rules_of("broadcast", "float64", "max", [size])
     assert moved[0].key == ("broadcast", "any", "any", "ordinary")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from collectives.conditions import Conditions, Finding
 from collectives.errors import TableError
 from collectives.selection import Choice, Table, choose, default, load, parse, parse_overrides
 from collectives.table import LinkCost, Place, Rule, RunnerUp
@@ -41,7 +42,8 @@ def table(*rules, place=None):
 
 def rich_table():
     """One of everything that a table may hold."""
-    best: dict[str, Any] = {"algorithm": "recursive_doubling", "params": {}, "median_us": 2.5}
+    over = (1.5, 1.75, 2.0)
+    best: dict[str, Any] = {"algorithm": "recursive_doubling", "params": {}, "median_us": 2.5, "over_best": over}
     timed: dict[str, Any] = {
         "measured_bytes": 4096,
         "median_us": 1.5,
@@ -57,6 +59,9 @@ def rich_table():
     )
     made.links = [LinkCost(class_="shared-memory", alpha_us=0.5, beta_us_per_MiB=100, gamma_us_per_MiB=20.5)]
     made.samples = "table.samples.jsonl"
+    found = Finding(guideline="native", bytes=64, ratio=1.5, low=1.25, high=2.0)
+    key = {"collective": "allreduce", "dtype": "float", "op": "arithmetic"}
+    made.tuned = [Conditions(**key, deterministic=True, price=1.25, objective="p95", findings=[found])]
     return made
 
 
@@ -71,7 +76,7 @@ def test_saved_is_loaded_again_sorted_and_a_rule_a_line(tmp_path):
     lines = path.read_text().splitlines()
     assert sum(line.startswith("  {") for line in lines) == len(saved.rules)
     assert list(json.loads(path.read_text())) == [
-        "schema", "treering", "created", "topology", "links", "samples", "target", "rules", "ddp"
+        "schema", "treering", "created", "topology", "links", "samples", "target", "tuned", "rules", "ddp"
     ]  # fmt: skip
     assert os.listdir(tmp_path) == ["table.json"]
 
@@ -110,6 +115,10 @@ def test_the_digest_changes_with_what_a_table_decides_and_with_nothing_else():
         ([rule(0, None, low_us=-1.0)], r"rules\[0\].*low_us is -1"),
         ([rule(0, None, low_us=2.0, median_us=1.0, high_us=3.0)], r"rules\[0\].*does not hold its median"),
         ([rule(0, None, params={"slots": float("nan")})], r"rules\[0\].*parameter slots is nan"),
+        (
+            [rule(0, None, runner_up=RunnerUp(algorithm="ring", over_best=(2, 1, 3)))],
+            r"over_best .* is not low, middle",
+        ),
     ],
 )
 def test_a_wrong_rule_is_named_with_its_mend_and_is_not_saved(tmp_path, rules, said):
@@ -118,6 +127,23 @@ def test_a_wrong_rule_is_named_with_its_mend_and_is_not_saved(tmp_path, rules, s
     with pytest.raises(TableError, match=said):
         table(*rules).save(tmp_path / "t.json")
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "more, said",
+    [
+        ({"objective": "mode"}, r"tuned\[1\] \(broadcast any any\): objective is 'mode'; use one of median, p95"),
+        ({"precision": "exact"}, "precision is 'exact'; use one of fast, accurate"),
+        ({"price": float("inf")}, "a ratio is not finite"),
+        ({"collective": "allreduce", "dtype": "float", "op": "arithmetic"}, "a second one of this key; keep one"),
+        ({"findings": [Finding(guideline="native", bytes=8, ratio=3.0, low=1.0, high=2.0)]}, "does not hold its ratio"),
+    ],
+)
+def test_wrong_conditions_are_named(more, said):
+    made = rich_table()
+    made.tuned.append(Conditions(**{"collective": "broadcast", "dtype": "any", "op": "any", **more}))
+    with pytest.raises(TableError, match=said):
+        made.check("T")
 
 
 def test_a_rule_that_the_registry_refuses_is_named():
@@ -279,7 +305,12 @@ def test_the_margin_is_how_much_longer_the_runner_up_took():
     choice = choose(rich_table().check(), TWO, "allreduce", 64, "float32", "sum")
     assert choice.runner_up is not None
     assert choice.runner_up.algorithm == "recursive_doubling"
-    assert choice.margin == pytest.approx(2.5 / 1.5 - 1)
+    assert (choice.margin, choice.margin_bounds) == (0.75, (0.5, 1.0))
+    assert choice.reason.endswith("tuned in a fixed order (which costs 25.0%), by what 95 % of calls stay within")
+    bare = table(rule(0, None, median_us=1.5, runner_up=RunnerUp(algorithm="one_shot", median_us=2.5)))
+    old = choose(bare, TWO, "allreduce", 64, "float32", "sum")
+    assert old.margin == pytest.approx(2.5 / 1.5 - 1)
+    assert old.margin_bounds is None
     assert "1.5 us at 4096 bytes, runner-up recursive_doubling 2.5 us" in choice.reason
 
 
@@ -303,6 +334,17 @@ def test_deterministic_takes_only_what_folds_in_order():
     choices = [choose(made, TWO, "allreduce", n, "float32", "sum", deterministic=True) for n in (1, 11, 21)]
     assert [c.algorithm for c in choices] == ["one_shot", "two_shot", "one_shot"]
     assert [c.origin for c in choices] == [made.origin, made.origin, "default"]
+    asked = []
+
+    def proof(*what):
+        asked.append(what)
+        return True
+
+    proved = choose(
+        table(rule(0, None, "ring", params={"slots": 3})), TWO, "allreduce", 30, "float32", "sum",
+        deterministic=True, proof=proof,
+    )  # fmt: skip
+    assert (proved.algorithm, asked) == ("ring", [("allreduce", "ring", {"slots": 3})])
     assert default(TWO, "reduce", 8, deterministic=True).algorithm == "direct"
     assert default(TWO, "broadcast", 8, deterministic=True).algorithm
 

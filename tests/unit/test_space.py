@@ -4,7 +4,11 @@ import random
 
 import pytest
 
-from collectives.algorithms import every
+from collectives.algorithms import every, find
+from collectives.canonical import canonical
+from collectives.contract import contract
+from collectives.selection import FIXED_ORDER
+from collectives.verify import verify
 from tuner.space import Candidate, candidate, space
 
 ONE_NODE = [[0, 1, 2, 3]]
@@ -85,9 +89,37 @@ def test_hierarchies_are_tried_where_there_are_several_nodes():
 def test_only_and_deterministic_narrow_it():
     assert [b.algorithm for b in space("allreduce", ONE_NODE, 8, only=["two_shot"]).branches] == ["two_shot"]
     fixed = {branch.algorithm for branch in space("allreduce", ONE_NODE, 1 << 20, deterministic=True).branches}
-    assert fixed == {"one_shot", "two_shot", "single_copy", "linear", "weighted"}
+    assert fixed == {"one_shot", "two_shot", "single_copy", "knomial_tree"}  # and what emits their schedules
     with pytest.raises(ValueError, match="allreduce has no algorithm called 'rign'; it has: ring"):
         space("allreduce", ONE_NODE, 8, only=["rign"])
-    assert {b.algorithm for b in space("reduce", ONE_NODE, 8, deterministic=True).branches} == {"direct", "two_shot"}
+    known = {b.algorithm for b in space("reduce", [[*range(5)]], 8, deterministic=True).branches}
+    assert known & {"direct", "two_shot", "binomial_tree", "chain"} == {"direct", "two_shot"}
     with pytest.raises(ValueError, match="no algorithm of reduce can serve 4 ranks in a fixed order"):
         space("reduce", ONE_NODE, 8, deterministic=True, only=["binomial_tree"])
+
+
+@pytest.mark.parametrize("nodes", [[[0, 1]], ONE_NODE, SQUARE, [[0, 1, 2], [3]]])
+@pytest.mark.parametrize("collective", ["allreduce", "reduce", "reduce_scatter"])
+def test_deterministic_candidates_are_those_whose_proof_says_so(collective, nodes):
+    ranks = sum(map(len, nodes))
+    whole = space(collective, nodes, 1 << 18)
+    admitted = set(space(collective, nodes, 1 << 18, deterministic=True).every())
+    for each in whole.every():
+        roots = range(ranks) if collective == "reduce" else (0,)
+        found = find(collective, each.algorithm)
+        proofs = [
+            verify(found.schedules(ranks, nodes=nodes, root=root, **each.params), contract(collective, ranks, root))
+            for root in roots
+        ]
+        assert (each in admitted) == all(proof.canonical for proof in proofs), each
+    assert admitted <= set(whole.every())
+
+
+def test_every_rule_that_a_fixed_order_may_name_is_admitted_everywhere():
+    for collective, names in FIXED_ORDER.items():
+        for name in names:
+            for nodes in (((0, 1),), ((0, 1, 2, 3),), ((0, 1, 2), (3,))):
+                assert canonical(collective, name, {}, nodes)
+    assert not canonical("allreduce", "ring", {}, ((0, 1, 2),))
+    assert canonical("allreduce", "ring", {"segment_bytes": 1 << 14, "slots": 2}, ((0, 1),))
+    assert canonical("allgather", "ring", {}, ((0, 1, 2),))  # nothing is folded

@@ -7,7 +7,16 @@ import statistics
 
 import pytest
 
-from tuner.statistics import geometric_mean, holm, median_interval, ratio_interval, signed_rank
+from tuner.statistics import (
+    fewer_beyond,
+    geometric_mean,
+    holm,
+    median_interval,
+    quantile_interval,
+    quantile_ratio,
+    ratio_interval,
+    signed_rank,
+)
 
 
 def direct_bootstrap(samples, resamples=4000, seed=1):
@@ -105,6 +114,32 @@ def test_signed_rank_with_ties_and_equal_pairs():
     assert faster < 0.001
     assert signed_rank([1.0] * 12, [0.5] * 12) > 0.999
     assert signed_rank([*[0.5] * 12, 7.0], [*[1.0] * 12, 7.0]) == faster
+
+
+def test_a_quantile_has_the_interval_of_resampling_directly():
+    rng = random.Random(5)
+    samples = [rng.uniform(1, 2) for _ in range(120)]
+    direct = sorted(sorted(rng.choices(samples, k=120))[113] for _ in range(2000))  # 114 of 120 are at or below it
+    found = quantile_interval(samples, 0.95)
+    assert found.median == sorted(samples)[113]
+    assert (found.low, found.high) == pytest.approx((direct[50], direct[-51]), rel=0.1)
+    ratio = quantile_ratio([2 * us for us in samples], samples, 0.95)
+    assert ratio.median == pytest.approx(2)
+    assert ratio.low < 2 < ratio.high
+    for call in (lambda: quantile_interval([], 0.95), lambda: quantile_ratio([], [1.0], 0.95)):
+        with pytest.raises(ValueError, match="no samples"):
+            call()
+
+
+def test_who_lies_less_often_beyond_a_limit_is_counted_exactly():
+    """20 pairs of which 5 of the reference's alone lie beyond the quantile: (1/2)^5; one of ours: (1 + 6) / 2^6."""
+    ours, reference = [1.0] * 20, [1.0] * 15 + [9.0] * 5
+    assert fewer_beyond(ours, reference, 0.875) == 1 / 32  # 35 of 40 samples are at or below the limit
+    assert fewer_beyond([9.0] + [1.0] * 19, [*[1.0] * 15, *[9.0] * 5], 0.85) == 7 / 64
+    assert fewer_beyond(ours, ours, 0.95) == 1.0
+    assert fewer_beyond(reference, ours, 0.875) == 1.0
+    with pytest.raises(ValueError, match="do not pair"):
+        fewer_beyond([1.0], [], 0.95)
 
 
 def test_holm_gives_the_worked_example():

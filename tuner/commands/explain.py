@@ -87,7 +87,7 @@ def without_ranks(args: argparse.Namespace, table: Table | None) -> Choice:
 
 
 def public(choice: Choice) -> dict[str, Any]:
-    fields = ("algorithm", "params", "rule", "runner_up", "margin", "origin", "basis", "reason")
+    fields = ("algorithm", "params", "rule", "runner_up", "margin", "margin_bounds", "origin", "basis", "reason")
     return {field: msgspec.to_builtins(getattr(choice, field)) for field in fields}
 
 
@@ -110,5 +110,7 @@ def text(args: argparse.Namespace, choice: Choice) -> str:
             lines.append(f"  native     {units.time(choice.rule.native_us)}")
     if choice.runner_up:
         margin = f", {choice.margin:+.1%}" if choice.margin is not None else ""
+        if choice.margin_bounds is not None:
+            margin += " ({:+.1%} to {:+.1%})".format(*choice.margin_bounds)
         lines.append(f"  runner-up  {choice.runner_up.algorithm} {units.time(choice.runner_up.median_us)}{margin}")
     return "\n".join(lines)

@@ -69,6 +69,8 @@ def show(table: Table) -> None:
         for rule in rules:
             grid.add_row(*row(rule))
         console.print(grid)
+        if text := str(table.conditions(rule) or ""):
+            console.print(f"  {text}", markup=False)
     for advice in table.ddp:
         from tuner.ddp import shown
 
@@ -81,7 +83,8 @@ def row(rule: Rule) -> tuple[str, ...]:
     second = ""
     if rule.runner_up and rule.runner_up.median_us is not None and rule.median_us:
         name = str(Candidate(rule.runner_up.algorithm, tuple(sorted(rule.runner_up.params.items()))))
-        second = f"{name} {rule.runner_up.median_us / rule.median_us - 1:+.0%}"
+        over = rule.runner_up.over_best
+        second = f"{name} {(over[1] if over else rule.runner_up.median_us / rule.median_us) - 1:+.0%}"
     return (
         f"{units.size(rule.min_bytes)} .. {end}",
         str(Candidate(rule.algorithm, tuple(sorted(rule.params.items())))),

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import msgspec
 from collectives.errors import TableError
 from collectives.selection import ONE_PASS, Table, default, load
 from collectives.table import GPU, SYMMETRIC
-from tuner import units
+from tuner import asked, units
 from tuner.commands.common import (
     UsageError,
     add_call,
@@ -55,9 +56,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ddp", metavar="MODULE:FACTORY",
                         help="tune DDP buckets by whole steps of a PyTorch model: FACTORY() returns (model, batch) "
                              "or (model, loss), and what is best goes into the table")  # fmt: skip
-    parser.add_argument("--allow-native", action="store_true",
-                        help="let rules choose the MPI library's own collective (no promises of ours)")  # fmt: skip
-    parser.add_argument("--deterministic", action="store_true", help="only algorithms that fold ranks in a fixed order")
+    asked.add(parser)
     parser.add_argument("--target", choices=TARGETS, metavar="LIBRARY",
                         help="tune the MPI library's own collective instead: openmpi, mpich or impi")  # fmt: skip
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu",
@@ -74,10 +73,9 @@ def run(args: argparse.Namespace) -> int:
         return check.run(args)
     check_call(args)
     check_files(args)
+    asked.check(args)
     if args.target:
         return tune_target(args)
-    if args.allow_native and args.deterministic:
-        raise UsageError("--allow-native contradicts --deterministic: the MPI library promises no order; leave one out")
     world = enter_ranks(args)
     for name in ("TREERING_TABLE", "TREERING_ALGORITHM"):  # what is measured is named call by call
         os.environ.pop(name, None)
@@ -240,11 +238,14 @@ def storage_of(url: str | None) -> Any:
 def lead(args: argparse.Namespace, session: Any) -> int:
     """What rank 0 does: search, then write the table from what there is."""
     import collectives
+    from tuner.decision import Measured
     from tuner.rules import rules_of, table_of
-    from tuner.search import Clock, Measured, Search
+    from tuner.search import Clock, Search
     from tuner.seeding import Seeds, links_of
+    from tuner.space import space
 
     topology = session.comm.topology
+    wanted = asked.constraints(args, topology)
     lacking = native_lacks(args.dtype, args.op, args.collective)
     if lacking:
         note(f"{lacking}: no baseline by the MPI library's own {args.collective}")
@@ -255,18 +256,19 @@ def lead(args: argparse.Namespace, session: Any) -> int:
     sizes, studies = [], []
     for nbytes in args.sizes:
         chosen = default(topology, args.collective, nbytes, deterministic=args.deterministic)
-        sizes.append(Measured(nbytes, as_candidate(chosen), baseline=lacking is None))
+        sizes.append(Measured(nbytes, as_candidate(chosen), baseline=lacking is None, asked=wanted))
         studies.append(study_of(args, storage, topology, nbytes))
     if resumed := sum(study.resumed for study in studies):
         note(f"resumed {resumed} finished trials from {args.storage}")
     shares = one_pass_serves(session.comm, args.collective)
     warm_up(args, session, sizes[0])
     spaces = {nbytes: study.space for nbytes, study in zip(args.sizes, studies, strict=True)}
-    seeds = Seeds(session, args.collective, args.dtype, args.op, spaces)
+    seeds = Seeds(session, args.collective, args.dtype, args.op, spaces, wanted.precision)
     with progress(f"tuning {args.collective}") as told:
         search = Search(
             session, args.collective, args.dtype, args.op, Clock(args.budget * (1 - SHARED_TIME * shares)), args.seed,
-            args.trials, args.allow_native, told, seeds.first,
+            args.trials, wanted, told, seeds.first,
+            partial(space, args.collective, topology.nodes) if args.deterministic else None,
         )  # fmt: skip
         ended = search.run(sizes, studies)
         search.clock = Clock(args.budget * SHARED_TIME)
@@ -286,6 +288,7 @@ def lead(args: argparse.Namespace, session: Any) -> int:
         [rule for kind in (sizes, shared) if any(size.race for size in kind)
          for rule in rules_of(args.collective, args.dtype, args.op, kind)],
         earlier(args.output, topology), links=links_of(topology.nodes, args.collective, measured),
+        tuned=asked.conditions(args, measured),
     )  # fmt: skip
     table.save(args.output)
     if args.json:
@@ -294,6 +297,8 @@ def lead(args: argparse.Namespace, session: Any) -> int:
         from tuner.commands.show import show
 
         show(table)
+    if args.deterministic:
+        note(asked.price_told(measured))
     trials = sum(len(size.ratios) for size in sizes)
     if saved := seeds.saved(measured):
         note(saved)
@@ -323,7 +328,8 @@ def study_of(args: argparse.Namespace, storage: Any, topology: Any, nbytes: int)
     except ValueError as error:
         raise UsageError(str(error)) from None
     name = " / ".join((
-        args.collective, args.dtype, args.op, str(nbytes), topology.fingerprint, "fixed" * args.deterministic
+        args.collective, args.dtype, args.op, str(nbytes), topology.fingerprint,
+        "fixed" * args.deterministic + "accurate" * (args.precision == "accurate"),
     ))  # fmt: skip
     try:
         return Study(candidates, name, storage, args.seed + nbytes)

@@ -9,8 +9,8 @@ from time import monotonic
 
 from collectives.table import Place, Table
 from collectives.topology import mpi_library, processor
+from tuner.decision import Measured
 from tuner.rules import rules_of
-from tuner.search import Measured
 from tuner.space import BASELINE, Candidate
 from tuner.statistics import geometric_mean, holm, ratio_interval, signed_rank
 from tuner.targets.relaunch import Request, Rounds
