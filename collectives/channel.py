@@ -42,7 +42,7 @@ class Channel:
         leaders = tuple(node[0] for node in self.topology.nodes)
         self.pending: deque[Work] = deque()
         self.broken: CollectiveError | None = None
-        self.closed = False
+        self.retired = ""  # why it runs nothing more, though nothing went wrong
         self.pinned: list[Any] = []  # buffers in which a late message may still land
         self.hosts = diagnosis.Hosts(group.control, group.comm.rank, leaders) if len(leaders) > 1 else None
         self._peers = watch_processes(self.endpoint.pids, self.ranks_of_node)
@@ -51,6 +51,7 @@ class Channel:
             self._poll.register(fd, select.POLLIN)
         self._looked, self._lost_since = 0.0, 0.0
         self.compares_sites = sites.compared()
+        self.looks = self.compares_sites or group.comm.thread is not None  # before each call
         self._dead: list[int] = []
 
     def watch(self, work: "Work") -> None:
@@ -163,20 +164,24 @@ class Channel:
             self.hosts.tell(head.published if head else [0] * diagnosis.Hosts.CALL_WORDS, code)
 
     def broken_now(self) -> CommunicatorBroken:
-        if self.closed:
-            return CommunicatorBroken("this communicator is closed; make another one")
+        if self.retired:
+            return CommunicatorBroken(self.retired)
         error = CommunicatorBroken(f"this communicator failed before, and runs nothing more: {self.broken}")
         error.__cause__ = self.broken
         return error
+
+    def retire(self, why: str) -> None:
+        """No call starts after this one, be it a plan's, and nothing is wrong."""
+        self.retired = why
+        self.broken = self.broken_now()
 
     def describe(self, program: Program) -> str:
         return diagnosis.describe(self.topology.name(self.comm.rank), program)
 
     def close(self) -> None:
-        """No call starts after this one, be it a plan's."""
+        """Let go of what watching the others took; the record goes."""
         if self.broken is None:
-            self.closed = True
-            self.broken = self.broken_now()
+            self.retire("this communicator is closed; make another one")
             if self.endpoint.record is not None and self.endpoint.record.creator:
                 self.endpoint.record.forget()
         for fd in self._peers:

@@ -94,6 +94,7 @@ class Communicator(Methods):
 
     def _open(self, peers: Peers, settings: Settings | Exception) -> None:
         self.rank, self.size = peers.rank, peers.size
+        ENGINE.thread = ENGINE.thread or peers.thread
         self._settings = settings = agree(peers, settings)
         library()
         self._group = form(peers)

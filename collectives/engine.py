@@ -7,12 +7,13 @@ interpreter's lock; in between, Python sees interrupts, deadlines, and processes
 
 import ctypes
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from collectives.channel import Channel
-from collectives.errors import CollectiveTimeout, CommunicatorBroken
+from collectives.errors import CollectiveError, CollectiveTimeout, CommunicatorBroken, UnsupportedError
 from collectives.gate import Gate
 from collectives.native import layout as st
 from collectives.native.library import ADVANCE_NS, library
@@ -92,6 +93,7 @@ class Engine:
     def __init__(self) -> None:
         self.lock = Gate()
         self.busy: list[Channel] = []
+        self.thread: int | None = None  # the only one that may call, where MPI does not allow several
         self.timeline: Timeline | None = None  # told of every call that ends
         self._addresses = (ctypes.c_int64 * 64)()
         self._addresses_at = ctypes.addressof(self._addresses)
@@ -107,7 +109,7 @@ class Engine:
             try:
                 if channel.broken is not None:
                     raise channel.broken_now()
-                if not self.busy and self.timeline is None and not channel.compares_sites:
+                if not self.busy and self.timeline is None and not channel.looks:
                     status = program.run(source, target)
                     if status == st.DONE:
                         return
@@ -117,11 +119,14 @@ class Engine:
                     if status == st.ERROR:
                         self._end(channel)
                 else:
+                    self.admit()
                     work = self._submit(
                         Work(channel, Prepared(program, source, target, None, keep), site=channel.site())
                     )
             finally:
                 lock.put(None)
+        except CollectiveError:  # nothing has begun
+            raise
         except BaseException:
             if channel.broken is None and program.running:  # a signal's handler has raised
                 channel.pinned.append((keep, program))
@@ -133,6 +138,7 @@ class Engine:
 
     def submit(self, work: Work) -> Work:
         """Put a call behind its communicator's others."""
+        self.admit()
         with self.lock:
             if work.channel.broken is not None:
                 raise work.channel.broken_now()
@@ -147,6 +153,7 @@ class Engine:
 
     def turn(self, budget_ns: int = ADVANCE_NS) -> None:
         """Advance the first call of each communicator until one ends, or for budget_ns."""
+        self.admit()
         with self.lock:
             heads = [channel.pending[0] for channel in self.busy]
             if not heads:
@@ -203,6 +210,24 @@ class Engine:
             channel.pending[0].start()
         else:
             self.busy.remove(channel)
+
+    def admit(self) -> None:
+        """UnsupportedError in a thread that may not call MPI's functions."""
+        if self.thread is not None and self.thread != get_ident():
+            raise UnsupportedError(
+                "MPI was initialised for calls from one thread only, and this is another one: leave "
+                'mpi4py.rc.thread_level at "multiple", or call MPI.Init_thread(MPI.THREAD_MULTIPLE)'
+            )
+
+    def reset(self, channels: "Iterable[Channel]", why: str) -> None:
+        """In a process that has been forked: channels are its parent's, and so is the thread that held the lock."""
+        self.lock, self.thread = Gate(), None
+        self.busy.clear()
+        for channel in channels:
+            channel.retire(why)
+            for work in channel.pending:
+                work.error, work.ended = channel.broken_now(), True
+            channel.pending.clear()
 
     def drop(self, channel: Channel) -> None:
         """Forget a channel that has been broken from outside."""

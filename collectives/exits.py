@@ -6,7 +6,7 @@ import sys
 from functools import cache
 from typing import TYPE_CHECKING
 
-from collectives import recorder
+from collectives import forks, recorder
 from collectives.says import say
 
 if TYPE_CHECKING:
@@ -19,11 +19,20 @@ def watch(channel: "Channel") -> None:
     """See to it that this process leaves in a way that ends the job, should the channel be broken by then."""
     _channels.append(channel)
     _register(os.getpid())
+    if channel.comm.mpi is not None:
+        hear_of_finalisation()
 
 
 def channels() -> "tuple[Channel, ...]":
     """Those that have not been closed in order."""
     return tuple(_channels)
+
+
+def abandon() -> "list[Channel]":
+    """All of them, for which this process no longer answers."""
+    gone = _channels.copy()
+    _channels.clear()
+    return gone
 
 
 def forget(channel: "Channel") -> None:
@@ -36,6 +45,22 @@ def _register(pid: int) -> None:
     """Runs before mpi4py finalises, since it is registered after MPI was initialised."""
     atexit.register(leave, pid)
     recorder.listen()
+    forks.watch()
+
+
+@cache
+def hear_of_finalisation() -> None:
+    """MPI tells when somebody ends it before this process leaves; communicators over it then run nothing more."""
+    from mpi4py import MPI
+
+    def over(_comm: object, _key: int, _value: object) -> None:
+        for channel in [channel for channel in _channels if channel.comm.mpi is not None]:
+            if channel.broken is None:
+                channel.leave()
+                channel.retire("MPI has been finalised: close communicators before, and make none after")
+            _channels.remove(channel)
+
+    MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=over), True)
 
 
 def leave(pid: int) -> None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from collectives.errors import LaunchError
+from collectives.errors import LaunchError, UnsupportedError
+from collectives.forks import FORK, forked
 from collectives.mpi_peers import MpiPeers
 from collectives.peers import Peers
 
@@ -60,12 +61,25 @@ def connect(mpi_comm: Any = None, turn: Callable[[], None] = lambda: None) -> Mp
     except RuntimeError as error:
         mend = "install an MPI library (pip install mpich), or load the cluster's module before starting Python"
         raise LaunchError(f"mpi4py finds no MPI library: {mend}; {STORE} ({error})") from error
+    refuse_unusable(MPI)
     if mpi_comm is None:
         mpi_comm = MPI.COMM_WORLD
         refuse_lone_worlds(mpi_comm.size, MPI.Get_library_version().split(",")[0].split("\n")[0])
     if not isinstance(mpi_comm, MPI.Intracomm):
         raise TypeError(f"mpi_comm is a {type(mpi_comm).__name__}; pass an mpi4py intracommunicator")
     return MpiPeers.duplicate(mpi_comm, turn)
+
+
+def refuse_unusable(mpi: Any) -> None:
+    """An MPI that others have left so that nobody can call it here."""
+    if forked():
+        raise LaunchError(f"this process was forked from one that had initialised MPI, and MPI serves that one; {FORK}")
+    if not mpi.Is_initialized():
+        raise LaunchError("MPI is not initialised, since mpi4py.rc.initialize is off: call MPI.Init_thread() before")
+    if mpi.Is_finalized():
+        raise LaunchError("MPI has been finalised in this process, and cannot start again: make communicators before")
+    if mpi.Query_thread() < mpi.THREAD_SERIALIZED and not mpi.Is_thread_main():
+        raise UnsupportedError("MPI was initialised for calls from its main thread only, and this is another one")
 
 
 def split_by_node(comm: Peers) -> Peers:

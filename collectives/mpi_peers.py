@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import accumulate, pairwise
+from threading import get_ident
 from typing import Any
 
 from collectives.peers import Peers
@@ -23,6 +24,7 @@ class MpiPeers(Peers):
 
         self.mpi, self.turn = comm, turn
         self.rank, self.size = comm.rank, comm.size
+        self.thread = None if MPI.Query_thread() == MPI.THREAD_MULTIPLE else get_ident()
         comm.Set_errhandler(MPI.ERRORS_RETURN)
 
     @classmethod

@@ -19,6 +19,7 @@ class Peers(ABC):
     rank: int
     size: int
     mpi: Any = None  # the mpi4py communicator of these ranks, for what only MPI does; None where there is no MPI
+    thread: int | None = None  # the only one that may reach them, where not all may
 
     @abstractmethod
     def exchange(self, mine: bytes) -> list[bytes]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
+from threading import RLock
 from typing import Any
 
 from collectives import diagnosis
@@ -67,6 +68,7 @@ class Plans:
         self._programs: OrderedDict[tuple[Call, bool], Program] = OrderedDict()
         self._schedules: dict[tuple[Any, ...], Schedule] = {}
         self._weights: dict[tuple[Any, ...], list[int]] = {}
+        self._making = RLock()  # several threads may ask
         self.forgotten = 0  # programs let go, so that whoever keeps one by another key can tell
 
     def call(
@@ -105,14 +107,15 @@ class Plans:
         Its making may be collective, as its use is.
         """
         key = call, symmetric
-        program = self._programs.get(key)
-        if program is None:
-            program = self._programs[key] = self._make(call, symmetric)
-            if len(self._programs) > MOST_PROGRAMS:
-                self._programs.popitem(last=False)
-                self.forgotten += 1
-        else:
-            self._programs.move_to_end(key)
+        with self._making:
+            program = self._programs.get(key)
+            if program is None:
+                program = self._programs[key] = self._make(call, symmetric)
+                if len(self._programs) > MOST_PROGRAMS:
+                    self._programs.popitem(last=False)
+                    self.forgotten += 1
+            else:
+                self._programs.move_to_end(key)
         return program
 
     def in_place(self, call: Call) -> bool:

@@ -143,7 +143,7 @@ def run_command(
         except subprocess.TimeoutExpired:
             where = _stacks(mark, stacks)
             _kill(process, mark)
-            _remove_leftovers(before)
+            remove_leftovers(before)
             report = describe(command, None, text(out), text(err))
             raise Hang(f"killed after {timeout:g} s: {report}\n--- stacks\n{where}") from None
         except BaseException:
@@ -151,7 +151,7 @@ def run_command(
             raise
         survivors = _wait_for_end(mark, GRACE)
         _kill(process, mark)
-        _remove_leftovers(before)
+        remove_leftovers(before)
         note = f"\n{survivors} processes outlived their launcher by {GRACE:g} s and were killed\n" if survivors else ""
         return subprocess.CompletedProcess(command, process.returncode, text(out), text(err) + note)
 
@@ -225,7 +225,7 @@ def held(names: set[str]) -> set[str]:
     return found
 
 
-def _remove_leftovers(before: set[str]) -> None:
+def remove_leftovers(before: set[str]) -> None:
     """Remove what an MPI library leaves in shared memory when its ranks are killed. What is ours stays, to be seen."""
     new = {name for name in shared_memory() - before if not name.startswith("treering")}
     for name in new - held(new) if new else ():

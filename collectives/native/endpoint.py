@@ -5,6 +5,7 @@ import os
 from array import array
 from collections.abc import Callable
 from functools import cache
+from threading import Lock
 from typing import Any, TypeVar
 
 from collectives.errors import UnsupportedError
@@ -58,7 +59,7 @@ class Endpoint:
         w[st.PIDS_AT] = st.COMM_HEADER + fifo_words + node.size
         w[st.NODE_SIZE], w[st.NODE_RANK] = 1, 0
         w[st.FIFOS_AT], w[st.FIFO_LANES], w[st.FIFO_SLOTS] = st.COMM_HEADER, self.lanes, self.slots
-        self.arenas = [Memory(1 << 16)]
+        self.arenas, self._growing = [Memory(1 << 16)], Lock()
         w[st.ARENA] = self.arenas[-1].address
         self.window: SharedWindow | None = None
         self.record: Record | None = None  # the node's board
@@ -134,9 +135,10 @@ class Endpoint:
 
         Earlier, smaller rooms stay: the plan that runs now was started in one of them.
         """
-        if n_bytes > self.arenas[-1].n_bytes:
-            self.arenas.append(Memory(max(n_bytes, 2 * self.arenas[-1].n_bytes)))
-            self.words[st.ARENA] = self.arenas[-1].address
+        with self._growing:
+            if n_bytes > self.arenas[-1].n_bytes:
+                self.arenas.append(Memory(max(n_bytes, 2 * self.arenas[-1].n_bytes)))
+                self.words[st.ARENA] = self.arenas[-1].address
 
     def news(self, rank: int) -> "ctypes.Array[ctypes.c_int64]":
         """A node rank's line of news on the board."""
