@@ -105,7 +105,9 @@ def refuse_lone_worlds(size: int, library: str) -> None:
         if started.isdigit() and int(started) > 1:
             mend = "start them with the mpiexec that belongs to this environment's MPI (treering doctor shows which)"
             if launcher == "torchrun":
-                mend = f"start them with mpiexec, or treering's commands with -n; {STORE}"
+                mend = (
+                    f"start them with mpiexec, or call init_process_group of integrations.torch_launch first; {STORE}"
+                )
             raise LaunchError(
                 f"{launcher} started {started} processes, but each is a world of one: mpi4py here uses {library}, "
                 f"which does not know that launcher; {mend}"

@@ -23,7 +23,10 @@ PAUSES = 0.0005, 0.005  # seconds between two looks at the store, at first and i
 LOOK_SECONDS = 0.2  # between two looks at the processes that are waited for
 LEAVE_SECONDS = 2.0  # how long the first rank waits for others to leave, to remove the last keys
 SAID = b"="  # before what is said, since not every store keeps nothing
-ELSEWHERE = "ranks of several nodes need MPI, and to be started with mpirun, mpiexec or srun, not torchrun"
+ELSEWHERE = (
+    "ranks of several nodes need MPI: start them with mpirun, mpiexec or srun; under torchrun "
+    "integrations.torch_launch.init_process_group() gives MPICH and Intel MPI to them"
+)
 ONCE = "give each process a rank of its own, or groups prefixes of their own"
 
 

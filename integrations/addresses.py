@@ -3,6 +3,7 @@
 import fcntl
 import socket
 import struct
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,26 +15,14 @@ WIDTH = 16  # bytes of an IPv4 address as text, padded
 PER_HOST = 16  # addresses of a host that are told to the others
 
 
-def meeting_address(world: "MPI.Intracomm") -> str:
-    """The narrowest address of rank 0's host that every rank of `world` reaches; "" where there is none. Collective.
+def meeting_address(told: Sequence[Sequence[str]]) -> str:
+    """The first address with which this kernel would speak to every other host; "" where there is none.
 
-    The loopback where all ranks share a node, else the first address with which rank 0's kernel would speak to each
-    other host. Only rank 0's answer counts.
+    told: the addresses of each rank's host. Meant for rank 0, of whose host it is the narrowest that all reach.
     """
-    from mpi4py import MPI
-
-    node = world.Split_type(MPI.COMM_TYPE_SHARED)
-    shared = node.size == world.size
-    node.Free()
-    if shared:
-        return LOOPBACK
-    mine = list(addresses().values())[:PER_HOST]
-    told = b"".join(address.encode().ljust(WIDTH) for address in mine).ljust(WIDTH * PER_HOST)
-    everyone = bytearray(len(told) * world.size)
-    world.Allgather([told, MPI.BYTE], [everyone, MPI.BYTE])
+    mine = list(addresses().values())
     common: list[str] | None = None
-    for start in range(0, len(everyone), len(told)):
-        theirs = bytes(everyone[start : start + len(told)]).decode().split()
+    for theirs in told:
         if set(theirs) == set(mine):
             continue  # my own host; or one that cannot be told from it
         # An address that both have (a bridge of containers) leads each host to itself.
@@ -42,8 +31,28 @@ def meeting_address(world: "MPI.Intracomm") -> str:
     return common[0] if common else ""
 
 
+def meeting_address_of(world: "MPI.Intracomm") -> str:
+    """The narrowest address of rank 0's host that every rank of `world` reaches; "" where there is none. Collective.
+
+    The loopback where all ranks share a node. Only rank 0's answer counts.
+    """
+    from mpi4py import MPI
+
+    node = world.Split_type(MPI.COMM_TYPE_SHARED)
+    shared = node.size == world.size
+    node.Free()
+    if shared:
+        return LOOPBACK
+    mine = list(addresses().values())
+    told = b"".join(address.encode().ljust(WIDTH) for address in mine).ljust(WIDTH * PER_HOST)
+    everyone = bytearray(len(told) * world.size)
+    world.Allgather([told, MPI.BYTE], [everyone, MPI.BYTE])
+    starts = range(0, len(everyone), len(told))
+    return meeting_address([bytes(everyone[start : start + len(told)]).decode().split() for start in starts])
+
+
 def addresses() -> dict[str, str]:
-    """IPv4 addresses of this host by interface, without the loopback."""
+    """IPv4 addresses of this host by interface, without the loopback; no more than PER_HOST."""
     found: dict[str, str] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
@@ -54,7 +63,7 @@ def addresses() -> dict[str, str]:
             address = socket.inet_ntoa(answer[20:24])
             if not address.startswith("127."):
                 found[name] = address
-    return found
+    return dict(list(found.items())[:PER_HOST])
 
 
 def source_address(target: str) -> str | None:

@@ -31,7 +31,7 @@ from integrations.bucket_advice import advised
 from integrations.buckets import SPARSE, Bucket, BucketReport, as_numbers, device_refusal
 from integrations.overlap import Job, Mode, Overlap, Progress, Runner
 from integrations.torch_ddp_cuda import GpuBuckets
-from integrations.torch_launch import by_mpi, communicator
+from integrations.torch_launch import communicator, over_mpi
 from integrations.zero_copy import SharedBuckets, Wanted
 
 if TYPE_CHECKING:
@@ -311,7 +311,7 @@ def _own(
     """A communicator that nobody else uses, over the ranks of `comm`. Collective."""
     if isinstance(comm, collectives.Communicator):
         return cast("collectives.Communicator", comm.split(0, key=comm.rank, table=table))
-    if comm is None and dist.is_initialized() and not by_mpi(os.environ):
+    if comm is None and dist.is_initialized() and not over_mpi():
         return communicator(table=table)
     return collectives.Communicator(comm, table=table)
 

@@ -2,10 +2,11 @@
 
     from integrations.torch_launch import communicator, init_process_group
     init_process_group()          # under mpirun, mpiexec, srun, or torchrun
-    comm = communicator()         # of the same ranks; without MPI where no MPI launcher has started them
+    comm = communicator()         # of the same ranks; without MPI where they do not need it
 
 Under an MPI launcher rank 0 opens a store on a free port of the narrowest address that all ranks reach (the loopback
-where they share a node) and broadcasts it over MPI. Under torchrun PyTorch's own environment variables are used.
+where they share a node) and broadcasts it over MPI. Under torchrun PyTorch's own environment variables are used; ranks
+of one node then need no MPI, and those of several get a world of MPICH's or Intel MPI's (pmi.py).
 The group is destroyed at exit, before MPI is finalised, since the other order crashes; and after communicators have
 looked whether this process leaves in peace, since destroying a group of treering's waits for the other ranks.
 """
@@ -13,6 +14,7 @@ looked whether this process leaves in peace, since destroying a group of treerin
 import atexit
 import os
 import socket
+import sys
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -24,24 +26,31 @@ from collectives.errors import LaunchError
 from collectives.launch import LAUNCHERS, refuse_lone_worlds
 from collectives.topology import mpi_library
 
-from .addresses import interface_of, meeting_address, source_address
+from .addresses import interface_of, meeting_address_of, source_address
+from .pmi import give_world
 
 if TYPE_CHECKING:
     from mpi4py import MPI  # importing it initialises MPI, which a DataLoader's worker that imports this must not do
 
 __all__ = ["communicator", "init_process_group"]
 
+c10d: Any = dist  # half of what is used has no annotations
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def init_process_group(
-    backend: str = "gloo", timeout: timedelta | float = 1800.0, comm: "MPI.Intracomm | None" = None
+    backend: str = "gloo",
+    timeout: timedelta | float = 1800.0,
+    comm: "MPI.Intracomm | None" = None,
+    mpi: bool | None = None,
 ) -> None:
     """Make PyTorch's default process group of the ranks of `comm` (all ranks, if not given), in MPI's order.
 
     `timeout` (seconds or a timedelta) is the store's and the group's. MASTER_ADDR and MASTER_PORT, where they are set,
-    say where the store listens. LaunchError says what is wrong with the launch and the mend; RuntimeError if there is
-    a default group already.
+    say where the store listens. `mpi`: whether ranks that torchrun has started get MPI too, of which they are then the
+    world, in torchrun's order; if not given, where they are on several nodes. Such ranks import mpi4py.MPI afterwards.
+
+    LaunchError says what is wrong with the launch and the mend; RuntimeError if there is a default group already.
     """
     if dist.is_initialized():
         raise RuntimeError("PyTorch's default process group exists already: call init_process_group once, first")
@@ -49,25 +58,27 @@ def init_process_group(
         import integrations.torch_backend  # noqa: F401 - it registers itself
     limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
     if comm is None and by_environment(os.environ):
-        atexit.register(_leave, os.getpid())
-        dist.init_process_group(backend, init_method="env://", timeout=limit)
+        shared, rank, size = next(c10d.rendezvous("env://", timeout=limit))
+        store = c10d.PrefixStore("default", shared)
+        if on_several_nodes(os.environ) if mpi is None else mpi:
+            give_world(c10d.PrefixStore("mpi", shared), rank, size, limit.total_seconds())
     else:
         from mpi4py import MPI
 
         refuse_lone_worlds(MPI.COMM_WORLD.size, mpi_library())
         world = MPI.COMM_WORLD if comm is None else comm
-        store = _store(world, limit)
-        atexit.register(_leave, os.getpid())  # after MPI, and before a communicator: this one runs between the two
-        dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=limit)
+        store, rank, size = _store(world, limit), world.rank, world.size
+    atexit.register(_leave, os.getpid())  # after MPI, and before a communicator: this one runs between the two
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
 
 
 def communicator(**settings: Any) -> Communicator:
     """A communicator of the ranks of PyTorch's default process group. Collective.
 
-    Over MPI where an MPI launcher has started them, else by way of the group's own store, which serves ranks of one
-    node: UnsupportedError says so on several. settings: table, timeout and algorithm, as Communicator takes them.
+    Over MPI where they have it, else by way of the group's own store, which serves ranks of one node: UnsupportedError
+    says so on several. settings: table, timeout and algorithm, as Communicator takes them.
     """
-    if by_mpi(os.environ):
+    if over_mpi():
         return Communicator(**settings)
     store = dist.distributed_c10d._get_default_store()
     return Communicator.from_store(store, dist.get_rank(), dist.get_world_size(), **settings)
@@ -75,7 +86,7 @@ def communicator(**settings: Any) -> Communicator:
 
 def communicator_of(store: Any, rank: int, size: int, **settings: Any) -> Communicator:
     """The same of the ranks that meet in a store of PyTorch's, some or all. LaunchError where one does not come."""
-    if not by_mpi(os.environ):
+    if not over_mpi():
         return Communicator.from_store(store, rank, size, **settings)
     from mpi4py import MPI
 
@@ -96,6 +107,16 @@ def communicator_of(store: Any, rank: int, size: int, **settings: Any) -> Commun
             each.Free()
 
 
+def over_mpi() -> bool:
+    """Whether ranks have a world of MPI's: a launcher's of MPI, or one that `init_process_group` has given them."""
+    if by_mpi(os.environ):
+        return True
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return False
+    return bool(mpi.COMM_WORLD.size > 1)
+
+
 def by_mpi(environment: Mapping[str, str]) -> bool:
     """Whether an MPI launcher started this process, or srun; not torchrun, which these may have started once a host."""
     started = (environment.get(name, "") for name, launcher in LAUNCHERS if launcher != "torchrun")
@@ -110,14 +131,19 @@ def by_environment(environment: Mapping[str, str]) -> bool:
     )
 
 
+def on_several_nodes(environment: Mapping[str, str]) -> bool:
+    """Whether torchrun was started more than once, once a host, for these ranks."""
+    return environment.get("LOCAL_WORLD_SIZE", environment["WORLD_SIZE"]) != environment["WORLD_SIZE"]
+
+
 def _leave(pid: int) -> None:
     if os.getpid() == pid and dist.is_initialized():  # not in a child that was forked
         dist.destroy_process_group()
 
 
-def _store(world: "MPI.Intracomm", timeout: timedelta) -> "dist.Store":  # type: ignore[name-defined]
+def _store(world: "MPI.Intracomm", timeout: timedelta) -> Any:
     """A store that rank 0 serves and all ranks of `world` have joined. Collective."""
-    host = meeting_address(world)
+    host = meeting_address_of(world)
     listener: socket.socket | None = None
     if world.rank == 0:
         try:
@@ -136,7 +162,7 @@ def _store(world: "MPI.Intracomm", timeout: timedelta) -> "dist.Store":  # type:
         name = interface_of(source_address(host))
         if name is not None:
             os.environ["GLOO_SOCKET_IFNAME"] = name
-    return dist.TCPStore(  # type: ignore[attr-defined]
+    return c10d.TCPStore(
         host,
         int(port),
         world.size,

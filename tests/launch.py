@@ -107,13 +107,18 @@ def run(
 
 
 def torchrun(
-    n: int, program: list[str], *, timeout: float = 120, env: Mapping[str, str] | None = None
+    n: int, program: list[str], *, mpi: str = STORE, timeout: float = 120, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python *program` as `n` ranks under torchrun, where there is no mpi4py; as `run` otherwise."""
-    without = {"TREERING_TEST_NO_MPI": "1", "OMP_NUM_THREADS": "1", **(env or {})}
+    """Run `python *program` as `n` ranks under torchrun, where there is no mpi4py unless `mpi` names its library.
+
+    As `run` otherwise.
+    """
+    library = find(mpi)
+    if library is None:
+        raise LookupError(f"no environment for {mpi}: run `make {mpi}`")
+    settings = {"OMP_NUM_THREADS": "1", **({"TREERING_TEST_NO_MPI": "1"} if mpi == STORE else {}), **(env or {})}
     start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n)]
-    library = Library(STORE, sys.executable, sys.executable)
-    return run_command([library.python, *start, *program], library.environment(without), timeout=timeout)
+    return run_command([library.python, *start, *program], library.environment(settings), timeout=timeout)
 
 
 def run_command(

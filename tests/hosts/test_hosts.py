@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,24 @@ def test_a_command_starts_its_ranks_on_hosts_by_an_agent(bed_of, mpi, tmp_path):
 
 def over_tcp(library):
     return {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm,tcp"} if library == "openmpi" else {}
+
+
+@pytest.mark.parametrize("mpi", ["mpich"], indirect=True)
+def test_torchrun_once_a_host_gives_ranks_a_world_of_mpis(bed_of, mpi):
+    library, counts = found(mpi), {"h1": 2, "h2": 1}
+    program = ["--master-addr", "h1", "--master-port", "29500", "-m", "tests.programs.pmi", "auto"]
+    settings = library.environment(environment(mpi.name) | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"})
+    with bed_of(*counts) as bed, ThreadPoolExecutor() as beside:
+        started = []
+        for number, (host, ranks_there) in enumerate(counts.items()):
+            where = ["--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", str(ranks_there)]
+            command = bed.command(host, [library.python, "-m", "torch.distributed.run", *where, *program])
+            started.append(beside.submit(launch.run_command, command, settings, timeout=90))
+        seen, other = (each.result() for each in started)
+    assert other.returncode == 0, launch.describe(other.args, other.returncode, other.stdout, other.stderr)
+    answer = said(seen)
+    assert (answer["library"], answer["ranks"], answer["right"]) == ("MPICH", [0, 1, 2], True)
+    assert (answer["nodes"], answer["links"]) == ([[0, 1], [2]], ["shared-memory", "mpi"])
 
 
 # ---------------------------------------------------------------- trouble

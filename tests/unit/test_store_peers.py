@@ -190,7 +190,7 @@ def test_ranks_of_other_hosts_are_named_with_the_way(monkeypatch):
     assert [type(error) for error in found] == [UnsupportedError] * 3
     (said,) = {str(error) for error in found}
     assert "and rank 0's host, or container, is not that of rank " in said
-    assert "ranks of several nodes need MPI, and to be started with mpirun, mpiexec or srun, not torchrun" in said
+    assert "ranks of several nodes need MPI: start them with mpirun, mpiexec or srun; under torchrun" in said
 
 
 @pytest.mark.parametrize("rank, size", [(-1, 2), (2, 2), (0, 0)])
