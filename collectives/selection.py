@@ -2,10 +2,12 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from collectives.kinship import EXACT, NEAR, kinship
+from collectives.sizes import parse_size
 from collectives.table import COLLECTIVES, ORDINARY, SYMMETRIC, Place, Rule, RunnerUp, Table, Value, load, parse
 
 __all__ = ["NATIVE", "Choice", "Table", "choose", "default", "difference", "load", "parse", "parse_overrides"]
@@ -263,7 +265,8 @@ def _between_nodes(collective: str, nodes: int, ranks: int, nbytes: int) -> tupl
 def parse_overrides(text: str) -> dict[str, tuple[str, dict[str, Any]]]:
     """`allreduce=ring:segment_bytes=65536,slots=2;broadcast=binomial_tree` -> collective: (algorithm, parameters).
 
-    Whole numbers, true, false and none are read as such; anything else is a string. ValueError says what is wrong.
+    Whole numbers, sizes (64K), true, false and none are read as such; anything else is a string. ValueError says what
+    is wrong.
     """
     form = "write COLLECTIVE=ALGORITHM[:NAME=VALUE,...][;...], as in allreduce=ring:segment_bytes=65536,slots=2"
     overrides: dict[str, tuple[str, dict[str, Any]]] = {}
@@ -290,7 +293,7 @@ def _value(text: str) -> Value:
     words: dict[str, Value] = {"true": True, "false": False, "none": None}
     if text.lower() in words:
         return words[text.lower()]
-    try:
-        return int(text)
-    except ValueError:
-        return text
+    for read in (int, parse_size):
+        with suppress(ValueError):
+            return read(text)
+    return text

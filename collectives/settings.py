@@ -63,10 +63,13 @@ class Settings:
         given = algorithm or os.environ.get("TREERING_ALGORITHM") or ""
         if given and "=" not in given.split(":", 1)[0]:
             given = f"allreduce={given}"
-        overrides = parse_overrides(given)
-        for collective, (name, params) in overrides.items():
-            if name != NATIVE:
-                find(collective, name).check(**params)
+        try:
+            overrides = parse_overrides(given)
+            for collective, (name, params) in overrides.items():
+                if name != NATIVE:
+                    find(collective, name).check(**params)
+        except ValueError as error:
+            raise ValueError(f"{'algorithm' if algorithm else 'TREERING_ALGORITHM'}: {error}") from None
         shelf: list[Table] = []
         if isinstance(table, Table):
             shelf = [table]

@@ -1,47 +1,88 @@
 """The command line: `treering COMMAND`. Exit status 0 for success, 2 for wrong use, 1 for failure."""
 
 import argparse
+import os
 import sys
 import time
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
+from typing import NoReturn
 
 from collectives import __version__
 from collectives.errors import CollectiveError
+from collectives.says import LOG
 from tuner.commands.common import UsageError, complain, is_first, leave
 
 SAYING_SECONDS = 1.0  # that the first rank gets for its last words
 COMMANDS = {
+    "doctor": "say what this machine and this launch offer, what is wrong, and the mend",
     "tune": "measure this machine and write a tuning table",
-    "bench": "time treering, the MPI library's own collective and Gloo, in one run",
     "show": "show a tuning table to a person",
     "lint": "check tuning tables before they are committed",
     "explain": "say which algorithm would run, and why",
+    "bench": "time treering, the MPI library's own collective and Gloo, in one run",
+    "simulate": "predict times for a topology that you do not have",
     "export": "turn a table for an MPI library's own collectives into that library's file of rules",
     "verify": "prove the schedules of the algorithms, without MPI",
-    "simulate": "predict times for a topology that you do not have",
     "draw": "draw an algorithm's schedule",
-    "doctor": "say what this machine and this launch offer, what is wrong, and the mend",
+    "completion": "print what makes a shell complete commands, flags, files and algorithms",
 }
+FIRST = """
+begin here:
+  treering doctor -n 2                       is everything there, and does it fit together?
+  treering tune -n 2                         measure this machine for a minute; writes treering-table.json
+  treering show treering-table.json          which algorithm won at which size, and by how much
+  export TREERING_TABLE=treering-table.json  what programs that use treering take from then on
+
+`treering COMMAND --help` has a command's flags, and examples.
+"""
+
+
+class Help(argparse.HelpFormatter):
+    """Keeps the lines of what begins with a line's end, as examples do."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text.strip("\n") if text.startswith("\n") else super()._fill_text(text, width, indent)
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as commands do, instead of after the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        complain(self.prog.partition(" ")[2] or None, f"{message}; see {self.prog} --help")
+        sys.exit(2)
 
 
 def parser() -> argparse.ArgumentParser:
-    """The whole command line; each command's module adds its flags and says what runs it."""
-    whole = argparse.ArgumentParser(prog="treering", description="Collective communication, tuned for your machine.")
+    """The whole command line; each command's module adds its flags, has examples, and says what runs it."""
+    whole = Parser(
+        prog="treering", description="Collective communication, tuned for your machine.", epilog=FIRST,
+        formatter_class=Help,
+    )  # fmt: skip
     whole.add_argument("--version", action="version", version=f"treering {__version__}")
-    commands = whole.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = whole.add_subparsers(dest="command", metavar="COMMAND")
     for name, text in COMMANDS.items():
         module = import_module(f"tuner.commands.{name}")
-        module.add(commands.add_parser(name, help=text, description=module.__doc__))
+        command = commands.add_parser(
+            name, help=text, description=module.__doc__, epilog=f"\nexamples:{module.EXAMPLES}", formatter_class=Help
+        )
+        command.add_argument("-q", "--quiet", action="store_true", help="errors alone on standard error")
+        module.add(command)
     return whole
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; gives its exit status."""
+    """Runs a command; gives its exit status. Without one it says what there is, and what to do first."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    args = parser().parse_args(given)
+    whole = parser()
+    args = whole.parse_args(given)
+    if args.command is None:
+        whole.print_help()
+        return 0
     args.arguments = given
+    if args.quiet:
+        os.environ[LOG] = "error"  # for the ranks, too
     try:
         status: int = args.run(args)
     except UsageError as error:

@@ -39,9 +39,7 @@ Factory = Callable[[], Any]
 
 def factory_of(name: str) -> Factory:
     """The function named MODULE:FACTORY, from the current folder or installed. UsageError says what is missing."""
-    module, colon, function = name.partition(":")
-    if not (module and colon and function):
-        raise UsageError(f"--ddp {name}: write MODULE:FACTORY, as in train:make_model")
+    module, _, function = name.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:

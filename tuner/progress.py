@@ -1,4 +1,4 @@
-"""A progress bar on standard error; where that is no terminal, a line now and then."""
+"""A progress bar on standard error; where that is no terminal, a line now and then; nothing with --quiet."""
 
 import os
 import sys
@@ -6,14 +6,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 
+from collectives.says import quiet
 from tuner.launch import PROGRESS
 
 EVERY = 5.0  # seconds between lines
+Told = Callable[[float, str], None]
 
 
 @contextmanager
-def progress(title: str) -> Iterator[Callable[[float, str], None]]:
+def progress(title: str) -> Iterator[Told]:
     """Gives a function to be told what fraction is done, and what is being done."""
+    if quiet():
+        yield lambda _, __: None
+        return
     if not (sys.stderr.isatty() or os.environ.get(PROGRESS)):
         yield Lines(title)
         return

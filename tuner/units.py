@@ -3,21 +3,11 @@
 import re
 from collections.abc import Iterable
 
-_POWERS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+from collectives.sizes import parse_size
+
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h)?", re.IGNORECASE)
 _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-LARGEST = 1 << 40
 MANY = 200
-
-
-def parse_size(text: str) -> int:
-    """Bytes: 8, 64K, 1MiB, 1.5G; K, M, G and T count in powers of 1024. ValueError says how to write it."""
-    match = _SIZE.fullmatch(text.strip())
-    size = float(match[1]) * (1 << _POWERS[match[2].lower()]) if match else -1.0
-    if size != int(size) or not 0 <= size <= LARGEST:
-        raise ValueError(f"{text!r} is not a size; write whole bytes as in 8, 64K, 1MiB, 1G (at most 1T)")
-    return int(size)
 
 
 def parse_sizes(text: str) -> list[int]:

@@ -34,7 +34,7 @@ from collectives.errors import CollectiveError, CollectiveTimeout, CommunicatorB
 from collectives.extents import chunk_offsets
 from collectives.native import layout as st
 from collectives.native.program import Program
-from collectives.says import say
+from collectives.says import remark
 from collectives.table import GPU
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class OnDevice:
         aware = self.peers.mpi is not None and self.peers.agree(cuda_aware())
         self.paths = (IPC,) * (not self.why_not) + (STAGED,) + (AWARE,) * aware
         if sharing > 1 and self.rank == 0:
-            say(f"{sharing} ranks share a GPU: without MPS (nvidia-cuda-mps-control) their kernels take turns")
+            remark(f"{sharing} ranks share a GPU: without MPS (nvidia-cuda-mps-control) their kernels take turns")
 
     def _map_windows(self) -> None:
         window = self.memory.share(self.shape.window_bytes(self.size))

@@ -18,7 +18,7 @@ from typing import Any
 import llvmlite.binding
 import numba
 
-from collectives.says import say
+from collectives.says import remark
 
 
 @cache
@@ -57,7 +57,7 @@ def compiling(what: str) -> Iterator[None]:
         with open(folder() / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not there.exists() and what == "executor":
-                say("compiling for this machine, once: ten seconds, or a minute where it is busy")
+                remark("compiling for this machine, once: ten seconds, or a minute where it is busy")
             yield
             there.touch()
     finally:

@@ -103,7 +103,6 @@ def test_plain_buckets_stay_unless_others_are_faster_beyond_the_noise():
 @pytest.mark.parametrize(
     "name, said",
     [
-        ("train", "write MODULE:FACTORY"),
         ("no_such_module:make", "no_such_module"),
         ("json:nothing", "nothing"),
         ("sys:path", "path is a list, not a function"),

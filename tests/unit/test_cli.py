@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import pytest
 
 from collectives.errors import LaunchError
+from collectives.selection import parse_overrides
+from collectives.sizes import parse_size
 from collectives.table import Place, Rule, RunnerUp, Table
 from tests.launch import INHERITED, ROOT
-from tuner import cli, launch, units
+from tuner import cli, launch, terminal, units
 from tuner.hosts import Hosts, parse
 from tuner.space import candidate
 
@@ -58,7 +61,6 @@ def table(tmp_path):
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        ([], "required: COMMAND"),
         (["tun"], "invalid choice: 'tun'"),
         (["tune", "--sizes", "8:"], "'8:' is not a size or a range; write 64K, 8:16M"),
         (["tune", "--sizes", "16M:8"], "'16M:8' runs backwards; write the smaller size first, 8:16M"),
@@ -80,6 +82,7 @@ def table(tmp_path):
         (["tune", "-n", "2", "--ddp", "a:b", "--objective", "p95"], "--objective is not for --ddp"),
         (["tune", "-n", "3", "--hosts", "a:1,b:1"], "contradicts --hosts a:1,b:1, which has 2 ranks"),
         (["tune", "--hosts", "a:x"], "'a:x' is not HOST or HOST:RANKS"),
+        (["tune", "-n", "2", "--ddp", "train"], "--ddp train: write MODULE:FACTORY, as in train:make_model"),
         (["bench"], "needs ranks"),
         (["bench", "-n", "2", "--algorithms", "rign"], "allreduce has no algorithm called 'rign'; it has: ring"),
         (["bench", "-n", "2", "--algorithms", "ring:slots=0"], "slots=0 is not allowed"),
@@ -96,7 +99,9 @@ def table(tmp_path):
         (["draw", "rign"], "'rign' is not an algorithm; there are"),
         (["draw", "ring:slotz=2"], "has no parameter 'slotz'; it has: segment_bytes, slots"),
         (["draw", "ring", "--ranks", "3", "--nodes", "2x2"], "--ranks 3 contradicts --nodes"),
-        (["show"], "required: TABLE"),
+        (["draw", "ring", "--ranks", "1000"], "a drawing of 1000 ranks is not readable; draw at most 256"),
+        (["completion", "ksh"], "invalid choice: 'ksh'"),
+        (["show"], "required: TABLE; see treering show --help"),
     ],
 )
 def test_wrong_use_says_what_to_do_and_exits_with_2(capsys, arguments, said):
@@ -107,6 +112,26 @@ def test_wrong_use_says_what_to_do_and_exits_with_2(capsys, arguments, said):
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    "command, name, text, said",
+    [
+        ("tune", "TREERING_TIMEOUT", "soon", "TREERING_TIMEOUT is 'soon'; it is a number of seconds"),
+        (
+            "bench",
+            "TREERING_ALGORITHM",
+            "allreduce=rign",
+            "TREERING_ALGORITHM: allreduce has no algorithm called 'rign'",
+        ),
+        ("explain", "TREERING_ALGORITHM", "ring:slots=many", "TREERING_ALGORITHM: allreduce ring: slots='many' is"),
+    ],
+)
+def test_what_ranks_would_refuse_is_said_before_they_start(capsys, monkeypatch, command, name, text, said):
+    monkeypatch.setenv(name, text)
+    status, out, err = run(capsys, command, "-n", "2")
+    assert (status, out) == (2, "")
+    assert said in err
+
+
 def test_a_table_that_does_not_parse_is_a_failure_that_names_file_and_place(capsys, tmp_path, table):
     broken = tmp_path / "broken.json"
     broken.write_bytes(table.read_bytes()[:-30])
@@ -115,6 +140,75 @@ def test_a_table_that_does_not_parse_is_a_failure_that_names_file_and_place(caps
         assert (status, out) == (1, "")
         assert str(broken) in err
         assert "line" in err
+
+
+# Help
+
+
+def test_alone_it_says_what_to_do_first(capsys):
+    status, out, err = run(capsys)
+    assert (status, err) == (0, "")
+    assert re.search(r"begin here:\n +treering doctor -n 2 .*\n +treering tune -n 2", out)
+    assert all(re.search(rf"^    {name}\b", out, re.MULTILINE) for name in cli.COMMANDS)
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_command_has_examples_that_parse(capsys, command):
+    status, out, _ = run(capsys, command, "--help")
+    assert status == 0
+    lines = [
+        line for line in out.partition("\nexamples:\n")[2].splitlines() if line.startswith(f"  treering {command}")
+    ]
+    assert lines
+    for line in lines:
+        words = shlex.split(line.partition(" > ")[0], comments=True)
+        assert cli.parser().parse_args(words[1:]).command == command
+
+
+def test_a_shell_completes_commands_files_and_algorithms(capsys, tmp_path):
+    status, script, _ = run(capsys, "completion", "bash")
+    assert status == 0
+    (tmp_path / "table.json").touch()
+    (tmp_path / "completion").write_text(script)
+
+    def completed(*words):
+        program = (
+            f"source completion; COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}; "
+            '_shtab_treering; printf "%s\\n" "${COMPREPLY[@]}"'
+        )
+        done = subprocess.run(["bash", "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        return done.stdout.split()
+
+    assert completed("treering", "si") == ["simulate"]
+    assert "--sizes" in completed("treering", "tune", "--s")
+    assert completed("treering", "tune", "--dtype", "bf") == ["bfloat16"]
+    assert completed("treering", "show", "ta") == ["table.json"]
+    assert completed("treering", "draw", "halv") == ["halving_doubling"]
+
+
+def test_colours_are_for_terminals_that_want_them(monkeypatch, capsys):
+    for variables, coloured in (({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)):
+        with monkeypatch.context() as patched:
+            for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
+                patched.delenv(name, raising=False)
+            patched.setenv("TERM", "xterm")
+            for name, text in variables.items():
+                patched.setenv(name, text)
+            patched.setattr(sys.stdout, "isatty", lambda: True)
+            terminal.show(("ok", terminal.GOOD))
+            assert ("\x1b[32m" in capsys.readouterr().out) == coloured
+    terminal.show(("ok", terminal.GOOD))
+    assert capsys.readouterr().out == "ok\n"
+
+
+def test_quiet_leaves_errors_alone_on_standard_error(monkeypatch, capsys):
+    monkeypatch.setenv("TREERING_LOG", "info")  # which --quiet overrules, here and for ranks
+    arguments = ["simulate", "--nodes", "1", "--ranks-per-node", "2", "--sizes", "1K", "--algorithms", "ring"]
+    assert "typical costs" in run(capsys, *arguments)[2]
+    status, out, err = run(capsys, *arguments, "--quiet")
+    assert (status, err) == (0, "")
+    assert "1 KiB" in out
+    assert "is not an algorithm" in run(capsys, "draw", "rign", "-q")[2]
 
 
 # Output
@@ -283,10 +377,13 @@ def test_sizes_are_read_as_people_write_them():
     assert units.parse_sizes("8:64") == [8, 16, 32, 64]
     assert units.parse_sizes("1K:16K:4,0,1MiB") == [0, 1024, 4096, 16384, 1 << 20]
     assert units.parse_sizes("100:1000") == [100, 200, 400, 800, 1000]
-    assert [units.parse_size(text) for text in ("64k", "1.5K", "2GB", "3 MiB")] == [65536, 1536, 2 << 30, 3 << 20]
+    assert [parse_size(text) for text in ("64k", "1.5K", "2GB", "3 MiB")] == [65536, 1536, 2 << 30, 3 << 20]
     assert [units.parse_duration(text) for text in ("60", "90s", "2m", "1.5h", "500ms")] == [60, 90, 120, 5400, 0.5]
     assert units.parse_counts("1-3,8") == [1, 2, 3, 8]
     assert units.parse_shapes("2x2,3+1") == [[[0, 1], [2, 3]], [[0, 1, 2], [3]]]
+    assert parse_overrides("allreduce=ring:segment_bytes=64KiB,slots=2") == {
+        "allreduce": ("ring", {"segment_bytes": 65536, "slots": 2})
+    }
     for text in ("", "8:16:1", "8:16:x", "0:8", "1.0001K", "9T", "1:1T:2,2:1T:3,3:1T:2,5:1T:2,7:1T:2,11:1T:2"):
         with pytest.raises(ValueError, match=r"write|at most|whole factor|starts above"):
             units.parse_sizes(text)

@@ -20,6 +20,12 @@ CONTENDERS = ("treering", "native", "gloo")
 FIRST_BLOCKS, ROUND_BLOCKS, MOST_BLOCKS = 5, (5, 200), 1000
 SECONDS = 1.0  # for each size, unless --budget says otherwise
 WIDTH = 0.01  # half an interval, relative to its median, that is narrow enough
+EXAMPLES = """
+  treering bench -n 4
+  treering bench -n 4 --table table.json --sizes 1K,64K,1MiB --contenders treering,native
+  treering bench -n 4 --algorithms ring:segment_bytes=64K,two_shot --sizes 16M
+  treering bench -n 2 --dtype bfloat16 --op avg --format csv > bench.csv
+"""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -44,10 +50,7 @@ def run(args: argparse.Namespace) -> int:
     form = "json" if args.json else args.format or "table"
     contenders = chosen_contenders(args)
     candidates = chosen_algorithms(args)
-    if args.table:
-        from collectives.selection import load
-
-        load(args.table)
+    common.check_settings(args.table)
     world = common.enter_ranks(args)
     import collectives
     from tuner.measure import GLOO, Session

@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 from collectives import dtypes, table
 from collectives.errors import LaunchError
 from collectives.mpi_peers import end_job
+from collectives.says import quiet
 from tuner import hosts, launch, units
-
-Add = Callable[..., argparse.ArgumentParser]
+from tuner.terminal import BAD, show
 
 
 class UsageError(Exception):
@@ -38,12 +38,6 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def algorithms(collective: str) -> tuple[str, ...]:
-    from collectives.algorithms import names
-
-    return names(collective)
-
-
 def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, and only JSON, on standard output")
 
@@ -57,9 +51,10 @@ def add_ranks(parser: argparse.ArgumentParser) -> None:
 
 def add_call(parser: argparse.ArgumentParser) -> None:
     """What is measured or asked about."""
-    parser.add_argument("--collective", choices=table.COLLECTIVES, default="allreduce", help=_choices())
-    parser.add_argument("--dtype", choices=dtypes.DTYPES, default="float32", help=_choices())
-    parser.add_argument("--op", choices=dtypes.OPS, default="sum", help=_choices())
+    one = "one of %(choices)s (default: %(default)s)"
+    parser.add_argument("--collective", choices=table.COLLECTIVES, default="allreduce", metavar="NAME", help=one)
+    parser.add_argument("--dtype", choices=dtypes.DTYPES, default="float32", metavar="DTYPE", help=one)
+    parser.add_argument("--op", choices=dtypes.OPS, default="sum", metavar="OP", help=one)
 
 
 def add_sizes(parser: argparse.ArgumentParser, default: str) -> None:
@@ -67,10 +62,6 @@ def add_sizes(parser: argparse.ArgumentParser, default: str) -> None:
         "--sizes", type=value(units.parse_sizes), default=default, metavar="SIZES",
         help="bytes of a message: 64K, 8:16M (doubling), 8:16M:4 (fourfold), lists of these (default: %(default)s)",
     )  # fmt: skip
-
-
-def _choices() -> str:
-    return "one of %(choices)s (default: %(default)s)"
 
 
 def check_call(args: argparse.Namespace) -> None:
@@ -113,6 +104,16 @@ def hosts_of(args: argparse.Namespace) -> hosts.Hosts | None:
     return hosts.Hosts(found, args.agent and (shutil.which(args.agent) or args.agent))
 
 
+def check_settings(table: str | None) -> None:
+    """What the ranks' communicators would refuse, in the table or in TREERING_...: said before ranks are started."""
+    from collectives.settings import Settings
+
+    try:
+        Settings.read(table, None, None)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
 def enter_ranks(args: argparse.Namespace, *, required: bool = True) -> Any:
     """The communicator of all ranks (mpi4py's), once there are some: starts them with -n, and then does not return.
 
@@ -144,11 +145,13 @@ def is_first() -> bool:
 
 
 def complain(command: str | None, text: object) -> None:
-    print(f"treering{f' {command}' if command else ''}: error: {text}", file=sys.stderr, flush=True)
+    show(f"treering{f' {command}' if command else ''}: ", ("error:", BAD), f" {text}", error=True)
 
 
 def note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    """What is good to know beside the result."""
+    if not quiet():
+        print(text, file=sys.stderr, flush=True)
 
 
 def print_json(data: object) -> None:

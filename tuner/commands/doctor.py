@@ -7,6 +7,15 @@ from collectives import records
 from collectives.report import jobs, report
 from tuner import checks, launch
 from tuner.commands.common import add_json, add_ranks, enter_ranks, note, print_json
+from tuner.terminal import BAD, GOOD, show
+
+EXAMPLES = """
+  treering doctor
+  treering doctor -n 4
+  treering doctor --hosts node1:2,node2:2
+  treering doctor --dump                                    # who waits for whom in my jobs
+  treering doctor --clean
+"""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -39,10 +48,11 @@ def run(args: argparse.Namespace) -> int:
         print_json({"ok": ok, "checks": [asdict(check) for check in found]})
     else:
         for check in found:
-            print(f"{'ok   ' if check.ok else 'WRONG'}  {check.name:18}  {check.found}")
+            state = ("ok   ", GOOD) if check.ok else ("WRONG", BAD)
+            show(state, f"  {check.name:18}  {check.found}")
             if check.mend:
-                print(f"{'':27}-> {check.mend}")
-        print("all is well" if ok else "mend what is WRONG")
+                show(f"{'':27}-> {check.mend}")
+        show(("all is well", GOOD) if ok else ("mend what is WRONG", BAD))
     return 0 if ok else 1
 
 

@@ -9,10 +9,19 @@ from tuner import units
 from tuner.commands.common import UsageError, add_json, positive, print_json, value
 from tuner.space import candidate
 
+MOST = 256  # ranks
+EXAMPLES = """
+  treering draw ring --ranks 4
+  treering draw hierarchical --nodes 2x3 --output hierarchical.svg
+  treering draw double_tree:segment_bytes=64K --collective broadcast --ranks 8
+"""
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("algorithm", metavar="ALGORITHM", help="ring, or ring:segment_bytes=65536,slots=2")
-    parser.add_argument("--collective", choices=contract.COLLECTIVES, help="one of %(choices)s (default: where it is)")
+    parser.add_argument(
+        "--collective", choices=contract.COLLECTIVES, metavar="NAME", help="one of %(choices)s (default: where it is)"
+    )
     parser.add_argument("--ranks", type=value(positive), metavar="RANKS", help="how many (default: 4)")
     parser.add_argument("--nodes", type=value(units.parse_shapes), metavar="SHAPE", help="of the nodes: 2x2, 3+1")
     parser.add_argument(
@@ -36,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
     ranks = sum(map(len, nodes))
     if args.ranks and args.ranks != ranks:
         raise UsageError(f"--ranks {args.ranks} contradicts --nodes, which has {ranks} ranks; leave one of them out")
+    if ranks > MOST:
+        raise UsageError(f"a drawing of {ranks} ranks is not readable; draw at most {MOST}")
     collective = having[0]
     try:
         _, params = parse_overrides(f"{collective}={args.algorithm}")[collective]

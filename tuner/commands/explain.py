@@ -3,15 +3,33 @@
 import argparse
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from collectives.contract import REDUCING
 from collectives.selection import Choice, Table, choose, load, parse_overrides
+from collectives.sizes import parse_size
 from collectives.table import ORDINARY, STORAGES
 from tuner import units
-from tuner.commands.common import UsageError, add_call, add_json, add_ranks, check_call, enter_ranks, print_json, value
+from tuner.commands.common import (
+    UsageError,
+    add_call,
+    add_json,
+    add_ranks,
+    check_call,
+    check_settings,
+    enter_ranks,
+    print_json,
+    value,
+)
+
+EXAMPLES = """
+  treering explain -n 4 --bytes 1MiB
+  treering explain --table table.json --collective broadcast --bytes 64K
+  treering explain --table table.json --storage symmetric --dtype bfloat16 --op avg
+"""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +37,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_call(parser)
     parser.add_argument(
         "--bytes",
-        type=value(units.parse_size),
+        type=value(parse_size),
         default="1M",
         metavar="SIZE",
         help="of the message (default: %(default)s)",
@@ -34,7 +52,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     check_call(args)
     path = args.table or os.environ.get("TREERING_TABLE")
-    table = load(path) if path else None
+    check_settings(path)
+    table = load(path) if path and not Path(path).is_dir() else None
     world = enter_ranks(args, required=table is None)
     choice = without_ranks(args, table) if world is None else with_ranks(args, path, world)
     if world is None or world.rank == 0:
@@ -74,10 +93,7 @@ def without_ranks(args: argparse.Namespace, table: Table | None) -> Choice:
     sizes = table.topology.ranks_per_node
     starts = [sum(sizes[:node]) for node in range(len(sizes))]
     nodes = tuple(tuple(range(start, start + size)) for start, size in zip(starts, sizes, strict=True))
-    try:
-        fixed = parse_overrides(os.environ.get("TREERING_ALGORITHM", ""))
-    except ValueError as error:
-        raise UsageError(f"TREERING_ALGORITHM: {error}") from None
+    fixed = parse_overrides(os.environ.get("TREERING_ALGORITHM", ""))
     if args.collective in fixed:
         name, params = fixed[args.collective]
         return Choice(name, params, origin="environment", reason="TREERING_ALGORITHM names it")

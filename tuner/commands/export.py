@@ -16,6 +16,11 @@ from tuner.commands.common import UsageError, add_json, add_sizes, note, positiv
 from tuner.progress import progress
 
 FORMATS = ("openmpi", "openmpi-json", "mpich", "impi")
+EXAMPLES = """
+  treering tune --target openmpi -n 4 --output openmpi.json
+  treering export openmpi.json --to openmpi
+  treering export openmpi.json --to openmpi --prove --sizes 8:4M:8
+"""
 
 
 def add(parser: argparse.ArgumentParser) -> None:

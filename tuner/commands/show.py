@@ -17,6 +17,10 @@ WIDE = 200  # columns where no terminal limits them
 BAR = 16  # characters of a speed-up of LONGEST
 LONGEST = 4.0
 EIGHTHS = " ▏▎▍▌▋▊▉█"
+EXAMPLES = """
+  treering show table.json
+  treering show table.json --plot crossover.png
+"""
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -17,10 +17,16 @@ from collectives.foresee import Foreseen, Foresight
 from collectives.network import TYPICAL, Network, load, of_links
 from tuner import units
 from tuner.commands.common import UsageError, add_json, add_sizes, note, print_json, value
+from tuner.progress import progress
 from tuner.space import Candidate, candidate, space
 
 MOST_MESSAGES = 120_000  # simulated for a setting that nobody has named: some seconds
 LOADED = 0.005  # shares of time below this are not shown
+EXAMPLES = """
+  treering simulate --nodes 64 --ranks-per-node 8
+  treering simulate --table table.json --nodes 1-16 --ranks-per-node 2,4 --plot best.png
+  treering simulate --network cluster.json --sizes 16MiB --algorithms double_tree:segment_bytes=64K
+"""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +34,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks-per-node", type=value(units.parse_counts), metavar="LIST", help="8, 1-8, 2,4,8")
     parser.add_argument("--network", type=Path, metavar="FILE", help="the topology and the costs of its links")
     parser.add_argument("--table", type=Path, metavar="FILE", help="take the costs that `treering tune` has measured")
-    parser.add_argument("--collective", choices=contract.COLLECTIVES, default="allreduce",
+    parser.add_argument("--collective", choices=contract.COLLECTIVES, metavar="NAME", default="allreduce",
                         help="one of %(choices)s (default: %(default)s)")  # fmt: skip
     parser.add_argument("--algorithms", default="all", metavar="A,B",
                         help="names, with parameters or without: ring:slots=2,two_shot (default: all)")  # fmt: skip
@@ -58,7 +64,13 @@ class Row:
 
 
 def run(args: argparse.Namespace) -> int:
-    rows = [row for network in networks(args) for row in predictions(args, network)]
+    rows, asked = [], networks(args)
+    with progress("simulating") as told:
+        for place, network in enumerate(asked):
+            for row in predictions(args, network):
+                rows.append(row)
+                done = (args.sizes.index(row.bytes) + 1) / len(args.sizes)
+                told((place + done) / len(asked), f"{row.candidate} on {row.shape}, {units.size(row.bytes)}")
     best = [min(group, key=lambda row: row.found.us) for _, group in groupby(rows, key=lambda r: (r.shape, r.bytes))]
     if args.json:
         print_json({"rows": list(map(public, rows)), "best": list(map(public, best))})

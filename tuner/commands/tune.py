@@ -23,6 +23,7 @@ from tuner.commands.common import (
     add_ranks,
     add_sizes,
     check_call,
+    check_settings,
     complain,
     enter_ranks,
     note,
@@ -36,6 +37,14 @@ from tuner.progress import progress
 STEM = "treering-table"
 TARGETS = ("openmpi", "mpich", "impi")  # of tuner.targets, which is loaded where it is needed
 SHARED_TIME = 0.15  # of the budget, for symmetric memory
+EXAMPLES = """
+  treering tune -n 4                                        # a minute; writes treering-table.json
+  treering tune -n 4 --sizes 64K:16M --budget 5m --output table.json
+  treering tune -n 4 --collective broadcast --output table.json      # beside the rules that are there
+  treering tune -n 4 --budget 1h --storage trials.journal   # stopped, and started again, it goes on
+  treering tune -n 2 --ddp train:make_model --output table.json      # DDP buckets, by whole steps
+  treering tune --hosts node1:8,node2:8                     # by ssh; or under srun or mpirun without -n
+"""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -76,9 +85,10 @@ def run(args: argparse.Namespace) -> int:
     asked.check(args)
     if args.target:
         return tune_target(args)
-    world = enter_ranks(args)
     for name in ("TREERING_TABLE", "TREERING_ALGORITHM"):  # what is measured is named call by call
         os.environ.pop(name, None)
+    check_settings(None)
+    world = enter_ranks(args)
     if args.device == "cuda":
         return tune_gpu(args, world)
     if args.ddp:
@@ -183,7 +193,9 @@ def tune_ddp(args: argparse.Namespace, world: Any) -> int:
 
 
 def check_files(args: argparse.Namespace) -> None:
-    """What would fail after the measuring fails before it."""
+    """What would fail after the measuring, or on every rank, fails before it."""
+    if args.ddp and not all(args.ddp.partition(":")):
+        raise UsageError(f"--ddp {args.ddp}: write MODULE:FACTORY, as in train:make_model")
     folder = args.output.parent
     if args.output.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         raise UsageError(f"--output {args.output}: not a file that can be written; name one in a folder that exists")

@@ -3,6 +3,7 @@
 import argparse
 import os
 from collections import Counter
+from contextlib import nullcontext
 from itertools import groupby
 from operator import itemgetter
 from textwrap import indent
@@ -10,13 +11,21 @@ from typing import Any
 
 from collectives import contract
 from collectives.mutants import mutants
-from collectives.proofs import SHAPES, prove
-from tuner import units
+from collectives.proofs import SHAPES, cases, prove
+from tuner import terminal, units
 from tuner.commands.common import UsageError, add_json, note, positive, print_json, value
+from tuner.progress import progress
 from tuner.space import candidate
+from tuner.terminal import BAD, GOOD
 
 ALWAYS = ("collective", "algorithm", "ranks", "nodes", "ok", "rounds", "bytes_sent", "order", "params", "hash")
 LABEL = 84  # characters of an algorithm with its parameters
+EXAMPLES = """
+  treering verify
+  treering verify --ranks 1-9 --algorithms ring,swing
+  treering verify --nodes 2x4,3+1 --collective allreduce
+  treering verify --mutants 5000                            # who proves the verifier?
+"""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +34,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--nodes", type=value(units.parse_shapes), metavar="SHAPES",
         help="of several nodes: 2x3 is 2 nodes of 3 ranks, 3+1 a node of 3 and one of 1 (default: twenty shapes)",
     )  # fmt: skip
-    parser.add_argument("--collective", choices=contract.COLLECTIVES, help="one of %(choices)s (default: all)")
+    parser.add_argument(
+        "--collective", choices=contract.COLLECTIVES, metavar="NAME", help="one of %(choices)s (default: all)"
+    )
     parser.add_argument("--algorithms", metavar="A,B", help="names of algorithms (default: all)")
     parser.add_argument("--jobs", type=value(positive), metavar="N", help="processes (default: one a processor)")
     parser.add_argument(
@@ -44,13 +55,18 @@ def run(args: argparse.Namespace) -> int:
     jobs = args.jobs or len(os.sched_getaffinity(0))
     try:
         names = wanted and [name.strip() for name in wanted]
-        proofs = prove(args.collective, args.ranks, args.nodes or SHAPES, names, jobs)
-        rows = []
-        for (collective, _), group in groupby(map(readable, proofs), key=itemgetter("collective", "algorithm")):
-            mine = list(group)
-            rows += mine
-            for setting in dict.fromkeys(row["setting"] for row in mine) if not args.json else ():
-                show(f"{collective} {setting}", [row for row in mine if row["setting"] == setting])
+        chosen = args.collective, args.ranks, args.nodes or SHAPES, names
+        many = len({(case.collective, case.algorithm) for case in cases(*chosen)})
+        proofs, rows = map(readable, prove(*chosen, jobs)), []
+        # What is printed as it is proved is progress enough.
+        with progress("proving") if args.json else nullcontext(lambda *_: None) as told:
+            by_algorithm = groupby(proofs, key=itemgetter("collective", "algorithm"))
+            for done, ((collective, name), group) in enumerate(by_algorithm, 1):
+                mine = list(group)
+                rows += mine
+                told(done / many, f"{collective} {name}")
+                for setting in dict.fromkeys(row["setting"] for row in mine) if not args.json else ():
+                    show(f"{collective} {setting}", [row for row in mine if row["setting"] == setting])
     except ValueError as error:
         raise UsageError(f"--algorithms: {error}") from error
     wrong = [row for row in rows if not row["ok"]]
@@ -64,7 +80,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_mutants(args: argparse.Namespace) -> int:
-    found = list(mutants(args.mutants, args.seed))
+    found = []
+    with progress("mutants") as told:
+        for mutant in mutants(args.mutants, args.seed):
+            found.append(mutant)
+            told(len(found) / args.mutants, mutant.algorithm)
     missed = [m for m in found if m.wrong]
     counts = [(ends, kind, Counter(m.outcome for m in found if (m.ends, m.kind) == (ends, kind)))
               for ends, kind in sorted({(m.ends, m.kind) for m in found})]  # fmt: skip
@@ -100,8 +120,9 @@ def show(label: str, rows: list[dict[str, Any]]) -> None:
     wrong = [row for row in rows if not row["ok"]]
     state, most = "FAULT" if wrong else "ok", max((row["rounds"] or 0) for row in rows)
     fixed = "fixed order" if all(row["order"] == "fixed" for row in rows) else ""
-    print(f"{label:{LABEL}} {state:5} {len(rows):3} proofs, at most {most:3} rounds  {fixed}".rstrip(), flush=True)
+    found = f" {len(rows):3} proofs, at most {most:3} rounds  {fixed}".rstrip()
+    terminal.show(f"{label:{LABEL}} ", (f"{state:5}", BAD if wrong else GOOD), found)
     for row in wrong:
-        print(f"    {row['ranks']} ranks on {row['nodes']}: {row['error']}", flush=True)
+        terminal.show(f"    {row['ranks']} ranks on {row['nodes']}: {row['error']}")
         if row["exchange"]:
-            print(indent(row["exchange"], " " * 8), flush=True)
+            terminal.show(indent(row["exchange"], " " * 8))
