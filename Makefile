@@ -14,8 +14,8 @@ ENVS := build/env
 MPIS := mpich openmpi impi
 BASE := $(ENVS)/base/bin/python
 MPICH := $(ENVS)/mpich/bin/python
-SOURCES := collectives tuner integrations tests examples benchmarks
-PAGES := *.md docs/*.md */README.md
+SOURCES := collectives tuner integrations tests examples benchmarks docs/conf.py
+PAGES := *.md docs/*.md docs/tutorials/*.md */README.md
 
 # What each small environment adds to the base one: its own mpi4py and its MPI library (the extras of pyproject.toml).
 WHEEL_mpich := mpich
@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PIP := -m pip install -qq --no-input --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-full hosts lint format types wheel envs $(MPIS) clean
+.PHONY: help demo test test-full hosts lint format types docs wheel envs $(MPIS) clean
 
 help: ## show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -56,6 +56,9 @@ format: $(ENVS)/base/.done ## let ruff rewrite what it can
 
 types: $(ENVS)/base/.done ## mypy
 	@$(BASE) -m mypy
+
+docs: $(ENVS)/base/.done ## the site of the documentation: build/docs/html/docs/index.html
+	@$(BASE) -m sphinx -W --keep-going -q -c docs . build/docs/html
 
 wheel: $(ENVS)/base/.done ## sdist and wheel in build/dist
 	@$(BASE) -m hatchling build -d build/dist

@@ -24,9 +24,10 @@ from tuner import units
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, AGAIN = ROOT / "benchmarks" / "results", ROOT / "build" / "figures"
-PAGES = ("README.md", "benchmarks/README.md", "docs/promises.md")
+PAGES = ("README.md", "benchmarks/README.md")
 MARK = re.compile(r"(<!-- figure (\S+) -->)(.*?)(<!-- end -->)", re.DOTALL)
-COMMAND = re.compile(r"^\| `(\S+\.(?:json|txt))`[^|]*\| `([^`]+)` \|$", re.MULTILINE)
+COMMAND = re.compile(r"^\| `(\S+\.(?:json|txt))`[^|]*\| `([^`]+)`[^|]*\|$", re.MULTILINE)
+GAIN = re.compile(r"with the file over without: (\S+) \[(\S+), \S+\]")
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 MOVED = 0.1  # relative
 SIZES = tuple(1 << power for power in (3, 10, 16, 20, 24, 26))
@@ -45,12 +46,13 @@ def faster(results: Path, ranks: int) -> str:
     """How many times as fast as the best library, and as Gloo: a sentence."""
     rows = allreduce(results, ranks)
     best = [max(row["ratios"]["treering"][name]["median"] for name in LIBRARIES) for row in rows]
-    slower = sum(min(row["ratios"]["treering"][name]["low"] for name in LIBRARIES) > 1 for row in rows)
+    slower = sum(any(row["ratios"]["treering"][name]["low"] > 1 for name in LIBRARIES) for row in rows)
     gloo = [1 / row["ratios"]["treering"]["gloo"]["median"] for row in rows]
+    first, last = units.size(rows[0]["bytes"]), units.size(rows[-1]["bytes"])
     return (
-        f"on {ranks} ranks, at {len(rows)} sizes from {units.size(rows[0]['bytes'])} to "
-        f"{units.size(rows[-1]['bytes'])}, {1 / mean(best):.2f} times as fast as the best of the three libraries in the "
-        f"geometric mean, slower at {slower or 'none'}, and {min(gloo):.1f} to {max(gloo):,.0f} times as fast as Gloo"
+        f"on {ranks} ranks, at {len(rows)} sizes from {first} to {last}, {1 / mean(best):.2f} times as fast as the "
+        f"best of the three libraries in the geometric mean, slower at {slower or 'none'}, and {min(gloo):.1f} to "
+        f"{max(gloo):,.0f} times as fast as Gloo"
     )
 
 
@@ -61,34 +63,32 @@ def allreduce(results: Path, ranks: int) -> list[Any]:
 
 def ddp(results: Path) -> str:
     """Whole training steps: a table."""
+    ways = ("alone", "gloo", "treering")
     lines = [
-        [row["model"], str(row["ranks"]), *(f"{row['ms'][way]['median']:.1f} ms" for way in ("alone", "gloo", "treering"))]
+        [row["model"], str(row["ranks"]), *(f"{row['ms'][way]['median']:.1f} ms" for way in ways)]
         for row in read(results / "ddp.json")["rows"]
-    ]  # fmt: skip
+    ]
     return table(["model", "ranks", "no communication", "over Gloo", "over treering"], lines)
 
 
-def target(results: Path) -> str:
-    """What a file of rules gains Open MPI's own allreduce: a sentence."""
-    lines = (results / "target-openmpi-4.txt").read_text(encoding="utf-8").splitlines()
-    ratios = [[float(number) for number in NUMBER.findall(line.rpartition(": ")[2])] for line in lines]
-    slower = sum(low > 1 for _, low, _ in ratios)
-    return (
-        f"{mean([ratio for ratio, _, _ in ratios]):.2f} of its time without, in the geometric mean over "
-        f"{len(ratios)} sizes, and slower at {slower or 'none'}"
-    )
+def target(results: Path, library: str) -> str:
+    """What its file of rules gains a library's own allreduce, proof by proof: words."""
+    text = (results / f"target-{library}-4.txt").read_text(encoding="utf-8")
+    proofs = [found for part in re.split(r"^.* proof\b", text, flags=re.MULTILINE) if (found := GAIN.findall(part))]
+    means = ", ".join(f"{mean([float(ratio) for ratio, _ in proof]):.2f}" for proof in proofs)
+    slower = sum(float(low) > 1 for proof in proofs for _, low in proof)
+    return f"{means} of its time without, over {len(proofs[0])} sizes, and slower by its interval at {slower or 'none'}"
 
 
 def foresight(results: Path) -> str:
     """How far predictions were off: a sentence."""
     found = read(results / "foresight-2.json")
     unseen = sum(not size["fitted"] for size in found["sizes"])
-    most = max(size["regret"] for size in found["sizes"])
+    most, errors = max(size["regret"] for size in found["sizes"]), sorted(found["errors"].values())
     return (
         f"at the {unseen} sizes that were not fitted the median error of all candidates is {found['median_error']:.0%} "
-        f"({min(found['errors'].values()):.0%} to {max(found['errors'].values()):.0%} by algorithm), and what is foreseen "
-        f"as the fastest takes at most {most:.0%} longer than the fastest that was measured, at all {len(found['sizes'])} "
-        "sizes"
+        f"({errors[0]:.0%} to {errors[-1]:.0%} by algorithm), and what is foreseen as the fastest takes at most "
+        f"{most:.0%} longer than the fastest that was measured, at all {len(found['sizes'])} sizes"
     )
 
 
@@ -97,7 +97,8 @@ FIGURES: Mapping[str, tuple[str, Callable[[Path], str]]] = {
     "faster-2": ("peers-2.json", lambda results: faster(results, 2)),
     "faster-4": ("peers-4.json", lambda results: faster(results, 4)),
     "ddp": ("ddp.json", ddp),
-    "target": ("target-openmpi-4.txt", target),
+    "target-openmpi": ("target-openmpi-4.txt", lambda results: target(results, "openmpi")),
+    "target-mpich": ("target-mpich-4.txt", lambda results: target(results, "mpich")),
     "foresight": ("foresight-2.json", foresight),
 }  # each with the result that it is made from
 

@@ -11,7 +11,7 @@ from tests.launch import ROOT
 PAGES = [
     *ROOT.glob("*.md"),
     *ROOT.glob("docs/**/*.md"),
-    *(ROOT / f"{top}/README.md" for top in ("tuning_tables", "benchmarks")),
+    *(ROOT / f"{top}/README.md" for top in ("tuning_tables", "benchmarks", "examples")),
 ]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -12,7 +12,7 @@ from tests.readme.blocks import PAGES, blocks, commands
 from tuner import cli
 
 README = ROOT / "README.md"
-CODE = blocks("python", README)
+CODE = blocks("python", README, *(ROOT / "docs" / "tutorials" / f"{who}.md" for who in ("pytorch", "researcher")))
 LINK = re.compile(r"\[[^\]]*\]\(([^)#:]+)(?:#[^)]*)?\)")
 
 
@@ -24,7 +24,7 @@ def test_there_is_a_block_for_every_door():
 
 
 @pytest.mark.parametrize("block", CODE, ids=str)
-def test_code_of_the_readme_runs_on_two_ranks(block, mpich, tmp_path):
+def test_code_runs_on_two_ranks(block, mpich, tmp_path):
     program = tmp_path / "block.py"
     program.write_text(block.text)
     done = mpich.run(2, [str(program)], cwd=tmp_path)

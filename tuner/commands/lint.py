@@ -27,6 +27,12 @@ from collectives.table import (
 from tuner import units
 from tuner.commands.common import UsageError, add_json, print_json
 
+EXAMPLES = """
+  treering lint tuning_tables
+  treering lint table.json --fix
+  treering lint --schema > table.schema.json
+"""
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("tables", nargs="*", metavar="TABLE", help="files, or folders of tables")

@@ -4,6 +4,7 @@ import argparse
 import sys
 from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,6 +13,9 @@ from collectives.table import GPU, SYMMETRIC, Rule
 from tuner import units
 from tuner.commands.common import UsageError, add_json, note, print_json
 from tuner.space import Candidate
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 WIDE = 200  # columns where no terminal limits them
 BAR = 16  # characters of a speed-up of LONGEST
@@ -49,12 +53,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def show(table: Table) -> None:
+def show(table: Table, console: "Console | None" = None) -> None:
+    """Print a table, to standard output where no console is given."""
     from rich.console import Console
     from rich.table import Table as Grid
 
-    width = None if sys.stdout.isatty() else WIDE
-    console = Console(width=width, highlight=False)
+    console = console or Console(width=None if sys.stdout.isatty() else WIDE, highlight=False)
     place = table.topology
     console.print(
         f"[bold]{units.shape_name(place.ranks_per_node)}[/] ranks over {', '.join(place.links) or '?'}; ", end=""
