@@ -17,8 +17,9 @@ from collectives.contract import REDUCING
 from collectives.dtypes import ITEMSIZE
 from collectives.selection import choose
 from collectives.table import DTYPE_CLASSES, GPU, OP_CLASSES, Rule, Table
+from tuner.decision import LOOSE_TIE, SIGNIFICANT, TIE
 from tuner.measure import Job, Session, Stopped
-from tuner.search import LOOSE_TIE, SIGNIFICANT, TIE, within
+from tuner.search import within
 from tuner.space import Candidate, candidate
 from tuner.statistics import Interval, holm, median_interval, ratio_interval, signed_rank
 

@@ -53,6 +53,6 @@ def rich_table():
     made.links = [LinkCost(class_="shared-memory", alpha_us=0.5, beta_us_per_MiB=100, gamma_us_per_MiB=20.5)]
     made.samples = "table.samples.jsonl"
     found = Finding(guideline="native", bytes=64, ratio=1.5, low=1.25, high=2.0)
-    key = {"collective": "allreduce", "dtype": "float", "op": "arithmetic"}
+    key: dict[str, Any] = {"collective": "allreduce", "dtype": "float", "op": "arithmetic"}
     made.tuned = [Conditions(**key, deterministic=True, price=1.25, objective="p95", findings=[found])]
     return made
