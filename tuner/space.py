@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol
 
+from collectives import nest
 from collectives.algorithms import KERNEL_BYTES, SEGMENT_BYTES, SLOTS, Algorithm, every, find
+from collectives.nest import Nest
 from collectives.schedule import WHOLE, Group
 from collectives.selection import FIXED_ORDER, NATIVE
 from collectives.table import Value
@@ -113,9 +115,17 @@ class Space:
 
 
 def space(
-    collective: str, nodes: Nodes, nbytes: int, *, only: Sequence[str] | None = None, deterministic: bool = False
+    collective: str,
+    nodes: Nodes,
+    nbytes: int,
+    *,
+    groups: Nest | None = None,
+    only: Sequence[str] | None = None,
+    deterministic: bool = False,
 ) -> Space:
     """What may serve `nbytes` on these nodes. `only` names the algorithms to try; ValueError if one cannot serve.
+
+    groups: the same ranks in groups of groups, where there are levels beside that of the nodes.
 
     Left out: algorithms whose restrictions the ranks do not meet, and those for symmetric memory; what emits the same
     schedules here as an earlier candidate, which on few ranks is often so; hierarchies where every node, or the only
@@ -123,14 +133,14 @@ def space(
     segments.
     """
     ranks = sum(len(node) for node in nodes)
-    flat = len(nodes) == 1 or len(nodes) == ranks
     branches = []
     for algorithm in [find(collective, name) for name in only] if only else every(collective):
-        refusal = algorithm.refusal(ranks, nodes)
+        here = groups if algorithm.nested and groups else nodes
+        refusal = algorithm.refusal(ranks, here)
         if only and refusal:
             raise ValueError(refusal)
         fixed = algorithm.name in FIXED_ORDER.get(collective, (algorithm.name,))
-        unfit = (algorithm.needs_nodes and flat) or algorithm.symmetric
+        unfit = (algorithm.needs_nodes and flat(here)) or algorithm.symmetric
         if refusal or (unfit and not only) or (deterministic and not fixed):
             continue
         branch = _branch(algorithm, ranks, nbytes)
@@ -139,6 +149,11 @@ def space(
     if not branches:
         raise ValueError(f"no algorithm of {collective} can serve {ranks} ranks{' in a fixed order' * deterministic}")
     return Space(tuple(branches))
+
+
+def flat(groups: Nest) -> bool:
+    """Whether groups part the ranks at one level at most."""
+    return sum(any(len(group) > 1 for group in level) for level in nest.levels(groups)) < 2
 
 
 def needs_kernel(algorithm: Algorithm) -> bool:
@@ -166,7 +181,7 @@ def repeats(collective: str, nodes: tuple[tuple[int, ...], ...]) -> frozenset[Ca
     """Candidates of at most one parameter that emit the schedules of an earlier one; not looked for on many ranks."""
     ranks, seen, found = sum(map(len, nodes)), set[object](), set[Candidate]()
     for algorithm in every(collective) if ranks <= COMPARED_RANKS else ():
-        own = [p for p in algorithm.parameters if p.name not in (SEGMENT_BYTES.name, SLOTS.name, KERNEL_BYTES)]
+        own = algorithm.own
         if algorithm.needs_nodes or algorithm.symmetric or len(own) > 1 or algorithm.refusal(ranks, nodes):
             continue
         settings: list[dict[str, Any]] = [{own[0].name: x} for x in _default_first(own[0])] if own else [{}]

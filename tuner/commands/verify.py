@@ -8,9 +8,9 @@ from operator import itemgetter
 from textwrap import indent
 from typing import Any
 
-from collectives import contract
+from collectives import contract, nest
 from collectives.mutants import mutants
-from collectives.proofs import SHAPES, prove
+from collectives.proofs import EVERY_SHAPE, prove
 from tuner import units
 from tuner.commands.common import UsageError, add_json, note, positive, print_json, value
 from tuner.space import candidate
@@ -23,7 +23,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=value(units.parse_counts), default="1-17", metavar="LIST", help="1-17, 2,4,8")
     parser.add_argument(
         "--nodes", type=value(units.parse_shapes), metavar="SHAPES",
-        help="of several nodes: 2x3 is 2 nodes of 3 ranks, 3+1 a node of 3 and one of 1 (default: twenty shapes)",
+        help="of several nodes: 2x3 is 2 nodes of 3 ranks, 3+1 a node of 3 and one of 1, 2x2x3 two racks of 2x3 "
+             "(default: twenty shapes, and nine of more levels)",
     )  # fmt: skip
     parser.add_argument("--collective", choices=contract.COLLECTIVES, help="one of %(choices)s (default: all)")
     parser.add_argument("--algorithms", metavar="A,B", help="names of algorithms (default: all)")
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     jobs = args.jobs or len(os.sched_getaffinity(0))
     try:
         names = wanted and [name.strip() for name in wanted]
-        proofs = prove(args.collective, args.ranks, args.nodes or SHAPES, names, jobs)
+        proofs = prove(args.collective, args.ranks, args.nodes or EVERY_SHAPE, names, jobs)
         rows = []
         for (collective, _), group in groupby(map(readable, proofs), key=itemgetter("collective", "algorithm")):
             mine = list(group)
@@ -84,9 +85,8 @@ def run_mutants(args: argparse.Namespace) -> int:
 
 def readable(row: dict[str, Any]) -> dict[str, Any]:
     """A proof with the shape of its nodes, and its algorithm with parameters, as people write them."""
-    sizes = [len(node) for node in row["nodes"]] if row["nodes"] else [row["ranks"]]
     setting = str(candidate(row["algorithm"], row["params"]))
-    return row | {"nodes": units.shape_name(sizes), "setting": setting}
+    return row | {"nodes": nest.name(row["nodes"] or [range(row["ranks"])]), "setting": setting}
 
 
 def public(row: dict[str, Any]) -> dict[str, Any]:
