@@ -11,6 +11,7 @@ from typing import Any
 from collectives.algorithms import KERNEL_BYTES, SEGMENT_BYTES, SLOTS, Algorithm, every
 from collectives.errors import UnsupportedError
 from collectives.foresee import Foreseen, Foresight
+from collectives.nest import Nest
 from collectives.network import MPI, SHARED_MEMORY, of_links
 from collectives.selection import FIXED_ORDER, Choice, Topology
 from collectives.table import LinkCost, Table
@@ -27,11 +28,12 @@ TIE = 0.01  # nearer than this to the best is as good, and the simplest of those
 class Forecast:
     """Choices on one topology. links: as in a tuning table; classes that are lacking have typical costs.
 
-    nodes: the ranks of each node; only how many they are counts.
+    nodes: the ranks of each node; only how many they are counts. nest: the same in groups of groups, where it has any.
     """
 
     links: Sequence[LinkCost]
     nodes: Sequence[Sequence[int]]
+    nest: Nest | None = None
     _known: dict[tuple[str, int, bool], Foreseen] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -54,7 +56,8 @@ class Forecast:
             fixed = algorithm.name in FIXED_ORDER.get(collective, (algorithm.name,))
             flat = len(self.nodes) in (1, ranks)
             unfit = algorithm.symmetric or (algorithm.needs_nodes and flat) or (deterministic and not fixed)
-            if not unfit and not algorithm.lack(ranks, self._foresight.network.placed):
+            groups = self.nest if algorithm.nested and self.nest else self.nodes
+            if not unfit and not algorithm.lack(ranks, groups):
                 found += self._of(algorithm, nbytes)
         if not found:
             raise ValueError(f"no algorithm of {collective} can be foreseen for {ranks} ranks")
@@ -93,7 +96,7 @@ def foreseen(
         return None
     known: dict[str, Forecast] = table.__dict__.setdefault("forecasts", {})
     if topology.fingerprint not in known:
-        known[topology.fingerprint] = Forecast(table.links, topology.nodes)
+        known[topology.fingerprint] = Forecast(table.links, topology.nodes, getattr(topology, "nest", None))
     near = 1 << (nbytes * nbytes).bit_length() // 2  # of the powers of two, by the ratio
     try:
         best = known[topology.fingerprint].best(collective, near, deterministic=deterministic)

@@ -59,7 +59,7 @@ class Foresight:
 
     def __init__(self, network: Network, memory: int | None = None):
         self.network, self.memory = network, available() // 2 if memory is None else memory
-        self._placed = network.placed
+        self._placed, self._nest = network.placed, network.nest
         self._traffic: dict[tuple[Any, ...], Traffic] = {}
 
     def predict(self, collective: str, algorithm: str, nbytes: int, *, root: int = 0, **params: Any) -> Foreseen:
@@ -87,9 +87,13 @@ class Foresight:
     def _of(
         self, collective: str, algorithm: str, root: int, settings: Mapping[str, Any], kernel: str | None
     ) -> Traffic:
-        emit, ranks, nodes = find(collective, algorithm).schedule, range(self.network.ranks), self._placed
+        found, ranks = find(collective, algorithm), range(self.network.ranks)
+        nodes = self._nest if found.nested else self._placed
         return traffic(
-            self.network, lambda rank: emit(ranks, rank, nodes=nodes, root=root, **settings), kernel, self.memory
+            self.network,
+            lambda rank: found.schedule(ranks, rank, nodes=nodes, root=root, **settings),
+            kernel,
+            self.memory,
         )
 
     def ranked(

@@ -23,7 +23,8 @@ class Machine:
     """What matters of a host to those who share it.
 
     name: what it calls itself, which need not be unique. domain: the NUMA domain that all of this process's cores lie
-    in, or UNBOUND. mbits: of the fastest network interface, each way, in Mbit/s; 0 where it does not say.
+    in, or UNBOUND. mbits: of the fastest network interface, each way, in Mbit/s; 0 where it does not say. switches: by
+    name, from the network's core down to the one that the host hangs on; empty where nobody says.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Machine:
     gpus: int
     mbits: int
     domain: int
+    switches: tuple[str, ...] = ()
 
     @property
     def processors(self) -> str:
@@ -54,7 +56,15 @@ def look(root: Path = Path("/")) -> Machine:
         sum(is_gpu(path) for path in listed(root / "sys/bus/pci/devices")),
         max([0, *speeds(root)]),
         mine[0] if len(mine) == 1 else UNBOUND,
+        switches(),
     )
+
+
+def switches() -> tuple[str, ...]:
+    """TREERING_SWITCHES, as hall.rack; else what Slurm's topology plugin says, whose last word is the host."""
+    given = os.environ.get("TREERING_SWITCHES")
+    words = given.split(".") if given else os.environ.get("SLURM_TOPOLOGY_ADDR", "").split(".")[:-1]
+    return tuple(filter(None, words))
 
 
 def processor(root: Path = Path("/")) -> str:

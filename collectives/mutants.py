@@ -4,16 +4,18 @@ from collections.abc import Iterator
 from random import Random
 from typing import NamedTuple
 
+from collectives import nest
 from collectives.algorithms import Algorithm, every
 from collectives.contract import ROOTED, Contract, contract
 from collectives.mutate import edited, mutate
-from collectives.proofs import settings, shape
+from collectives.nest import shape
+from collectives.proofs import settings
 from collectives.reference import Wrong, check
 from collectives.schedule import Schedule
 from collectives.verify import Fault, verify
 
 SIZES = (3, 4, 6)
-NODES = ("2x2", "3+1", "2+3+1")
+NODES = ("2x2", "3+1", "2+3+1", "2x2x2", "(2+1)+(1x2)")
 
 
 class Mutant(NamedTuple):
@@ -42,8 +44,9 @@ def mutants(count: int, seed: int = 0) -> Iterator[Mutant]:
 def cases(algorithm: Algorithm, random: Random) -> Iterator[tuple[list[Schedule], Contract]]:
     """An endless supply of schedules and their contracts."""
     while True:
-        nodes = shape(random.choice(NODES)) if algorithm.needs_nodes else None
-        p = sum(map(len, nodes)) if nodes else random.choice([p for p in SIZES if not algorithm.lack(p)])
+        fit = [nodes for nodes in map(shape, NODES) if not algorithm.lack(nest.count(nodes), nodes)]
+        nodes = random.choice(fit) if algorithm.needs_nodes else None
+        p = nest.count(nodes) if nodes else random.choice([p for p in SIZES if not algorithm.lack(p)])
         root = random.randrange(p) if algorithm.collective in ROOTED else 0
         params = random.choice(list(settings(algorithm)))
         yield algorithm.schedules(p, nodes=nodes, root=root, **params), contract(algorithm.collective, p, root)

@@ -87,6 +87,23 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return placed
 
     @property
+    def nest(self) -> list[Any]:
+        """The ranks of each node, and nodes in groups by the tree's switches, or by the torus' dimensions."""
+        found: list[Any] = list(self.placed)
+        grid = (
+            []
+            if self.torus is None
+            else [math.prod(self.torus.shape[axis:]) for axis in range(1, len(self.torus.shape))]
+        )
+        below = 1
+        for together in grid[::-1] or [level.nodes for level in self.levels]:
+            step = together // below
+            if 1 < step < len(found):
+                found = [found[i : i + step] for i in range(0, len(found), step)]
+                below = together
+        return found
+
+    @property
     def shape(self) -> str:
         """2x4 for two nodes of four ranks, 3+1 for uneven ones."""
         sizes = self.sizes

@@ -7,7 +7,7 @@ from typing import Any
 
 from collectives.algorithms import Algorithm, every
 from collectives.contract import COLLECTIVES, contract
-from collectives.proofs import shape
+from collectives.nest import shape
 from collectives.svg import svg
 from collectives.verify import verify
 

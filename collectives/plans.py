@@ -22,6 +22,7 @@ from collectives.extents import Bound, chunk_offsets
 from collectives.native import layout as st
 from collectives.native.library import kernel, library
 from collectives.native.program import Program, Share
+from collectives.nest import Nest
 from collectives.plan import Kernel, Sections, Table, Target, kernel_phase, kernel_table, lower
 from collectives.properties import output_may_be_input, smallest_part
 from collectives.schedule import DATA, INPUT, OUTPUT, WHOLE, Schedule, Span
@@ -85,7 +86,7 @@ class Plans:
         """A call with its algorithm's full parameters. ValueError, UnsupportedError where they cannot serve."""
         found = find(collective, algorithm)
         full = found.check(**params)
-        if refusal := found.refusal(self.topology.ranks, self.topology.nodes, counts is not None):
+        if refusal := found.refusal(self.topology.ranks, found.groups(self.topology), counts is not None):
             raise UnsupportedError(refusal)
         return Call(collective, dtype, count, op, root, algorithm, tuple(sorted(full.items())), counts)
 
@@ -269,7 +270,7 @@ class Plans:
         algorithm, params = find(call.collective, call.algorithm), dict(self._settings(call))
         key = call.collective, call.algorithm, self._settings(call), call.root
         if key not in self._schedules:
-            ranks, nodes = self.topology.ranks, self.topology.nodes
+            ranks, nodes = self.topology.ranks, algorithm.groups(self.topology)
             ours = (algorithm.emit.__module__ or "").startswith("collectives.")
             if ranks <= (PROVED_RANKS if ours else PROVED_RANKS_OF_STRANGERS):
                 prove(algorithm, ranks, nodes, call.root, params)
@@ -292,7 +293,8 @@ class Plans:
     def _proved_weights(self, call: Call) -> list[int]:
         ranks, params = self.topology.ranks, dict(self._settings(call))
         algorithm = find(call.collective, call.algorithm)
-        schedules = algorithm.schedules(ranks, nodes=self.topology.nodes, root=call.root, **params)
+        groups = algorithm.groups(self.topology)
+        schedules = algorithm.schedules(ranks, nodes=groups, root=call.root, **params)
         return weights(schedules, contract(call.collective, ranks, call.root))[self.rank]
 
     def _dry_run(self, call: Call, schedule: Schedule) -> list[int]:
@@ -367,9 +369,7 @@ def check_channels(call: Call, schedule: Schedule, lanes: int, slots: int) -> No
         )
 
 
-def prove(
-    algorithm: Algorithm, ranks: int, nodes: Sequence[Sequence[int]], root: int, params: Mapping[str, Any]
-) -> None:
+def prove(algorithm: Algorithm, ranks: int, nodes: Nest, root: int, params: Mapping[str, Any]) -> None:
     """Raise UnsupportedError unless the algorithm's schedules keep the collective's contract on this group."""
     schedules = algorithm.schedules(ranks, nodes=nodes, root=root, **params)
     try:

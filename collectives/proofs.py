@@ -1,16 +1,15 @@
 """Proves every algorithm at once: numbers of ranks, shapes of nodes, roots and settings; on several processors."""
 
 import gc
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, product
 from multiprocessing import get_context
 from typing import Any, NamedTuple
 
-from collectives import draw
-from collectives.algorithms import KERNEL_BYTES, SEGMENT_BYTES, SLOTS, Algorithm, every, find, names
-from collectives.algorithms.registry import Nodes
+from collectives import draw, nest
+from collectives.algorithms import SEGMENT_BYTES, SLOTS, Algorithm, every, find, names
 from collectives.contract import ROOTED, Contract, contract
+from collectives.nest import Nest, shape
 from collectives.rendezvous import Fault
 from collectives.schedule import Schedule
 from collectives.verify import Report, check_cells, verify
@@ -20,22 +19,17 @@ COLLECTED = 200_000  # objects made between two searches for what is no longer u
 CHUNK = 4  # cases that a process takes at once
 
 
-def shape(text: str) -> list[list[int]]:
-    """The ranks of each node: "2x3" is two nodes of three ranks, "3+1" a node of three and one of one."""
-    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*|(\+[1-9]\d*)*)", text):
-        raise ValueError(f"{text!r} is no shape of nodes: write 2x3 for two nodes of three ranks, 3+1 for uneven ones")
-    nodes, _, ranks = text.partition("x")
-    sizes = [int(ranks)] * int(nodes) if ranks else [int(n) for n in text.split("+")]
-    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-    return [list(range(end - n, end)) for n, end in zip(sizes, ends, strict=True)]
-
-
 SHAPES = (
     *map(shape, ("2x2", "2x3", "2x4", "2x8", "3x2", "3x3", "3x4", "4x2", "4x4", "4x8", "8x2", "8x8")),
     *map(shape, ("3+1", "1+4", "2+3+2", "5+3+1", "7+1+1", "4+4+2")),
     [[0, 2, 4], [1, 3]],
     [[0, 3, 5], [6, 1], [2, 4]],
 )
+DEEPER = (
+    *map(shape, ("2x2x2", "2x2x3", "3x2x2", "2x3x4", "4x4x4", "2x2x2x2", "(2+1)+(1x3)", "(2+1)+(3+1)+(1+1)")),
+    [[[6, 0], [3]], [[1, 4, 2]], [[5]]],
+)  # for algorithms that take groups of groups
+EVERY_SHAPE = (*SHAPES, *DEEPER)
 
 
 class Case(NamedTuple):
@@ -44,7 +38,7 @@ class Case(NamedTuple):
     collective: str
     algorithm: str
     ranks: int
-    nodes: Nodes | None
+    nodes: Nest | None
     root: int | None
     params: Mapping[str, Any]
 
@@ -60,16 +54,17 @@ class Case(NamedTuple):
 def prove(
     collective: str | None = None,
     ranks: Iterable[int] = range(1, 18),
-    shapes: Iterable[Nodes] = SHAPES,
+    shapes: Iterable[Nest] = EVERY_SHAPE,
     algorithms: Iterable[str] | None = None,
     jobs: int = 1,
 ) -> Iterator[dict[str, Any]]:
     """Proves what is registered, one row for each algorithm, number of ranks, shape of nodes, root and setting.
 
     Algorithms that take nodes are proved for the shapes, and for each number of ranks in nodes of four, the last one
-    smaller. `bytes_sent` is by the rank that sends most, in lengths of the message. `order` is "fixed" where every
-    result is folded in rank order, else "any". What an algorithm declares that it cannot serve is left out. jobs: how
-    many processes share the work. ValueError for a name that is not there.
+    smaller; for shapes of more levels those that take groups of groups. `bytes_sent` is by the rank that sends most, in
+    lengths of the message. `order` is "fixed" where every result is folded in rank order, else "any". What an algorithm
+    declares that it cannot serve is left out. jobs: how many processes share the work. ValueError for a name that is
+    not there.
     """
     found = cases(collective, ranks, shapes, algorithms)
     if jobs == 1:
@@ -81,18 +76,20 @@ def prove(
 
 
 def cases(
-    collective: str | None, ranks: Iterable[int], shapes: Iterable[Nodes], algorithms: Iterable[str] | None
+    collective: str | None, ranks: Iterable[int], shapes: Iterable[Nest], algorithms: Iterable[str] | None
 ) -> list[Case]:
     """Algorithm by algorithm."""
-    found, sizes, nodes = every(collective), list(ranks), [[list(node) for node in x] for x in shapes]
+    found, sizes, nodes = every(collective), list(ranks), list(shapes)
     there = dict.fromkeys(names(collective) if collective else (a.name for a in found))
     wanted = set(there if algorithms is None else algorithms)
     if unknown := sorted(wanted - there.keys()):
         raise ValueError(f"no algorithm is called {', '.join(unknown)}; there are {', '.join(there)}")
     fours = [[list(range(i, min(i + 4, p))) for i in range(0, p, 4)] for p in sizes]
 
-    def groups(a: Algorithm) -> list[tuple[int, Nodes | None]]:
-        return [(sum(map(len, x)), x) for x in fours + nodes] if a.needs_nodes else [(p, None) for p in sizes]
+    def groups(a: Algorithm) -> list[tuple[int, Nest | None]]:
+        if not a.needs_nodes:
+            return [(p, None) for p in sizes]
+        return [(nest.count(x), x) for x in fours + nodes if a.nested or len(nest.levels(x)) == 2]
 
     return [
         Case(a.collective, a.name, p, x, root, params)
@@ -107,10 +104,8 @@ def cases(
 
 def plain(a: Algorithm) -> Iterator[dict[str, Any]]:
     """Every choice of the parameters that make its schedule, without a pipeline."""
-    lowered = (SEGMENT_BYTES.name, SLOTS.name, KERNEL_BYTES)
-    own = [parameter for parameter in a.parameters if parameter.name not in lowered]
-    for values in product(*(parameter.choices for parameter in own)):
-        yield dict(zip((parameter.name for parameter in own), values, strict=True))
+    for values in product(*(parameter.choices for parameter in a.own)):
+        yield dict(zip((parameter.name for parameter in a.own), values, strict=True))
 
 
 PIPELINE = {SEGMENT_BYTES.name: SEGMENT_BYTES.choices[-1], SLOTS.name: SLOTS.choices[0]}

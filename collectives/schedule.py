@@ -154,8 +154,8 @@ def mirror(rounds: Iterable[Round]) -> list[Round]:
 
 
 def _turned(s: Step) -> Step:
-    if s.peer is None or s.kind not in (SEND, RECV_REDUCE):
-        raise ValueError(f"a {s.kind} has no mirror image: rounds of sends and recv_reduces have one")
+    if s.peer is None:
+        raise ValueError(f"a {s.kind} has no mirror image: only messages have one")
     return (recv if s.kind == SEND else send)(s.span, s.peer, s.buffer)
 
 

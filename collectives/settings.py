@@ -145,7 +145,8 @@ class Settings:
                 storage=storage, proof=partial(proved, topology.nodes) if fixed else None,
             )  # fmt: skip
             if chosen.basis == NEAR and chosen.algorithm != NATIVE:
-                lack = find(collective, chosen.algorithm).lack(topology.ranks, topology.nodes)
+                algorithm_ = find(collective, chosen.algorithm)
+                lack = algorithm_.lack(topology.ranks, algorithm_.groups(topology))
                 if lack:
                     because = f"{chosen.origin} is of a topology near to this; its {chosen.algorithm} needs {lack}"
                     chosen = default(topology, collective, nbytes, deterministic=fixed, because=because)

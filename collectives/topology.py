@@ -4,8 +4,9 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from typing import Any
 
-from collectives import machine
+from collectives import machine, nest
 from collectives.machine import UNBOUND, Machine, processor
 from collectives.peers import Peers
 
@@ -20,7 +21,8 @@ class Topology:
 
     network: transport and speed between nodes, "" where all ranks share one. hosts: what each node calls itself, for
     people; neither unique nor part of the fingerprint. domains: ranks by NUMA domain, each within its node; empty where
-    ranks are not bound to domains, or none holds several. gpus: of each node.
+    ranks are not bound to domains, or none holds several. gpus: of each node. switches: above each node, by name, the
+    network's core first.
     """
 
     nodes: tuple[tuple[int, ...], ...]
@@ -32,6 +34,7 @@ class Topology:
     hosts: tuple[str, ...] = ()
     domains: tuple[tuple[int, ...], ...] = ()
     gpus: tuple[int, ...] = ()
+    switches: tuple[tuple[str, ...], ...] = ()
 
     @cached_property
     def ranks(self) -> int:
@@ -40,6 +43,14 @@ class Topology:
     @cached_property
     def ranks_per_node(self) -> tuple[int, ...]:
         return tuple(map(len, self.nodes))
+
+    @cached_property
+    def nest(self) -> tuple[Any, ...]:
+        """Ranks in groups of groups: NUMA domains, nodes, and what hangs on one switch, as far as these are known."""
+        nodes: list[Any] = list(self.nodes)
+        if self.domains:
+            nodes = [tuple(domain for domain in self.domains if domain[0] in node) for node in nodes]
+        return nest.by_path(nodes, self.switches or [()] * len(nodes))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -56,9 +67,11 @@ class Topology:
 
     @property
     def order(self) -> str:
-        """Whether a node's ranks do not follow each other, which algorithms that know no nodes feel."""
+        """Whether a node's ranks do not follow each other, which algorithms that know no nodes feel; and the racks."""
         follow = all(node == tuple(range(node[0], node[0] + len(node))) for node in self.nodes)
-        return "" if follow else " interleaved"
+        racks = nest.by_path([0] * len(self.nodes), self.switches) if self.switches else ()
+        under = f" on switches of {nest.name(racks)}" if racks and not isinstance(racks[0], int) else ""
+        return ("" if follow else " interleaved") + under
 
     def node_of(self, rank: int) -> int:
         return next(i for i, node in enumerate(self.nodes) if rank in node)
@@ -85,7 +98,7 @@ def discover(comm: Peers, node: Peers, shares_memory: bool) -> Topology:
     told = {**asdict(machine.look()), "transport": machine.transport()}  # after ranks have spoken to each other
     everyone = [json.loads(each) for each in comm.exchange(json.dumps(told).encode())]
     transports = [each.pop("transport") for each in everyone]
-    machines = [Machine(**each) for each in everyone]
+    machines = [Machine(**{**each, "switches": tuple(each["switches"])}) for each in everyone]
     firsts = [machines[ranks[0]] for ranks in nodes]
     return Topology(
         nodes,
@@ -96,6 +109,7 @@ def discover(comm: Peers, node: Peers, shares_memory: bool) -> Topology:
         hosts=tuple(each.name for each in firsts),
         domains=domains(nodes, machines),
         gpus=tuple(each.gpus for each in firsts),
+        switches=tuple(each.switches for each in firsts) if any(each.switches for each in firsts) else (),
     )
 
 

@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol
 
+from collectives import nest
 from collectives.algorithms import KERNEL_BYTES, SEGMENT_BYTES, SLOTS, Algorithm, every, find
 from collectives.canonical import canonical
+from collectives.nest import Nest
 from collectives.schedule import WHOLE, Group
 from collectives.selection import NATIVE
 from collectives.table import Value
@@ -122,9 +124,17 @@ class Space:
 
 
 def space(
-    collective: str, nodes: Nodes, nbytes: int, *, only: Sequence[str] | None = None, deterministic: bool = False
+    collective: str,
+    nodes: Nodes,
+    nbytes: int,
+    *,
+    groups: Nest | None = None,
+    only: Sequence[str] | None = None,
+    deterministic: bool = False,
 ) -> Space:
     """What may serve `nbytes` on these nodes. `only` names the algorithms to try; ValueError if one cannot serve.
+
+    groups: the same ranks in groups of groups, where there are levels beside that of the nodes.
 
     Left out: algorithms whose restrictions the ranks do not meet, and those for symmetric memory; what emits the same
     schedules here as an earlier candidate, which on few ranks is often so; hierarchies where every node, or the only
@@ -132,14 +142,14 @@ def space(
     segments. deterministic: and what does not fold all ranks in order, once, by the proof of its schedules.
     """
     ranks = sum(len(node) for node in nodes)
-    flat = len(nodes) == 1 or len(nodes) == ranks
     branches = []
     for algorithm in [find(collective, name) for name in only] if only else every(collective):
-        refusal = algorithm.refusal(ranks, nodes)
+        here = groups if algorithm.nested and groups else nodes
+        refusal = algorithm.refusal(ranks, here)
         if only and refusal:
             raise ValueError(refusal)
-        unfit = (algorithm.needs_nodes and flat) or algorithm.symmetric
-        if refusal or (unfit and not only):
+        unfit = (algorithm.needs_nodes and flat(here)) or algorithm.symmetric
+        if refusal or (unfit and not only) or (deterministic and here is not nodes):
             continue
         branch: Branch | None = _branch(algorithm, ranks, nbytes)
         if branch and deterministic:
@@ -170,6 +180,11 @@ def _in_order(branch: Branch, collective: str, nodes: tuple[tuple[int, ...], ...
     return narrowed if proved(narrowed.every()) else None
 
 
+def flat(groups: Nest) -> bool:
+    """Whether groups part the ranks at one level at most."""
+    return sum(any(len(group) > 1 for group in level) for level in nest.levels(groups)) < 2
+
+
 def needs_kernel(algorithm: Algorithm) -> bool:
     """Whether a node kernel may serve it, so that it is not only its schedules."""
     return any(parameter.name == KERNEL_BYTES for parameter in algorithm.parameters) or algorithm.name == "one_shot"
@@ -195,7 +210,7 @@ def repeats(collective: str, nodes: tuple[tuple[int, ...], ...]) -> frozenset[Ca
     """Candidates of at most one parameter that emit the schedules of an earlier one; not looked for on many ranks."""
     ranks, seen, found = sum(map(len, nodes)), set[object](), set[Candidate]()
     for algorithm in every(collective) if ranks <= COMPARED_RANKS else ():
-        own = [p for p in algorithm.parameters if p.name not in (SEGMENT_BYTES.name, SLOTS.name, KERNEL_BYTES)]
+        own = algorithm.own
         if algorithm.needs_nodes or algorithm.symmetric or len(own) > 1 or algorithm.refusal(ranks, nodes):
             continue
         settings: list[dict[str, Any]] = [{own[0].name: x} for x in _default_first(own[0])] if own else [{}]

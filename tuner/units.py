@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Iterable
+from typing import Any
 
+from collectives import nest
 from collectives.sizes import parse_size
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h)?", re.IGNORECASE)
@@ -58,22 +60,9 @@ def parse_counts(text: str) -> list[int]:
     return sorted(numbers)
 
 
-def parse_shapes(text: str) -> list[list[list[int]]]:
-    """Node shapes: `2x3` is 2 nodes of 3 ranks, `3+1` a node of 3 and one of 1. Each as the ranks of each node."""
-    shapes = []
-    for part in text.split(","):
-        name = part.strip()
-        if match := re.fullmatch(r"(\d+)x(\d+)", name):
-            sizes = [int(match[2])] * int(match[1])
-        else:
-            sizes = [int(size) for size in name.split("+")] if re.fullmatch(r"\d+(\+\d+)*", name) else []
-        if not sizes or not all(sizes) or sum(sizes) > 4096:
-            raise ValueError(
-                f"{part!r} is not a shape of nodes; write 2x3 (2 nodes of 3 ranks) or 3+1, up to 4096 ranks"
-            )
-        starts = [sum(sizes[:node]) for node in range(len(sizes))]
-        shapes.append([list(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)])
-    return shapes
+def parse_shapes(text: str) -> list[list[Any]]:
+    """Shapes of nodes: `2x3` is 2 nodes of 3 ranks, `3+1` a node of 3 and one of 1, `2x2x3` two racks of 2x3."""
+    return [nest.shape(part) for part in text.split(",")]
 
 
 def shape_name(ranks_per_node: Iterable[int]) -> str:

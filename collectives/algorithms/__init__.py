@@ -18,10 +18,12 @@ from collectives.algorithms import (
     halving,
     hierarchical,
     kary,
+    nested,
     one_pass,
     radix,
     ring,
     swing,
+    themis,
     torus,
     tree,
 )
@@ -60,6 +62,27 @@ NODES = (
     Parameter("inner", tuple(hierarchical.INNER), "ring", "the allreduce between nodes"),
     Parameter("leaders", ("all", "one"), "all", "who takes part in it: all ranks, or the first of each node"),
 )
+LEVELS = (
+    Parameter(
+        "levels",
+        (
+            "direct:ring",
+            "ring:ring",
+            "direct:halving_doubling",
+            "bruck:recursive_doubling",
+            "binomial_tree:double_tree",
+        ),
+        "direct:ring",
+        "of each level, from the innermost outwards, a reduce_scatter or a reduce; of the last one an allreduce",
+        form=r"\w+(:\w+)*",
+    ),
+)
+SPEEDS = (
+    Parameter("level", ("direct", "ring"), "direct", "the reduce_scatter along each dimension", form=r"\w+"),
+    Parameter(
+        "speeds", (1, 2, 8), 1, "of levels' links: how many times as fast as the next one out", form=r"\d+(:\d+)*"
+    ),
+)
 
 KNOMIAL = (Parameter("radix", (4, 3, 8), 4, "of the tree: how many places a digit has", least=2),)
 KARY = (Parameter("radix", (2, 3, 4), 2, "of the tree: the most children"),)
@@ -88,6 +111,8 @@ for algorithm in (
     Algorithm("allreduce", "chain", kary.chain_allreduce, PIPELINE, whole),
     Algorithm("allreduce", "linear", kary.linear_allreduce, PIPELINE, whole),
     Algorithm("allreduce", "weighted", direct.weighted, WEIGHTS + PIPELINE, whole),
+    Algorithm("allreduce", "nested", nested.allreduce, LEVELS + PIPELINE, whole, needs_nodes=True, nested=True),
+    Algorithm("allreduce", "themis", themis.allreduce, SPEEDS + PIPELINE, needs_nodes=True, nested=True, regular=True),
     Algorithm("reduce_scatter", "ring", ring.reduce_scatter, PIPELINE, chunks),
     Algorithm("reduce_scatter", "direct", direct.reduce_scatter, STAGED + PIPELINE, chunks),
     Algorithm("reduce_scatter", "one_pass", one_pass.reduce_scatter, PIPELINE, chunks, symmetric=True),

@@ -6,12 +6,12 @@ from functools import cache
 from importlib.metadata import entry_points
 from inspect import cleandoc
 from re import fullmatch
-from typing import Any
+from typing import Any, Protocol
 
+from collectives import nest
 from collectives.contract import COLLECTIVES, ROOTED
+from collectives.nest import Nest
 from collectives.schedule import WHOLE, Group, Phase, Schedule, Span, collect, lane
-
-Nodes = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,16 @@ SEGMENT_BYTES = Parameter(
 )
 KERNEL_BYTES = "kernel_bytes"  # the piece of a node kernel, where all ranks share a node and there is no pipeline
 SLOTS = Parameter("slots", (2, 3, 4, 8), 2, "how many segments of a pipeline are under way at once")
+LOWERED = (SEGMENT_BYTES.name, SLOTS.name, KERNEL_BYTES)  # what does not change an algorithm's rounds
+
+
+class Placed(Protocol):
+    """What an algorithm may see of a communicator's topology."""
+
+    @property
+    def nodes(self) -> tuple[tuple[int, ...], ...]: ...
+    @property
+    def nest(self) -> tuple[Any, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -57,13 +67,20 @@ class Algorithm:
     even: bool = False  # serves only even numbers of ranks
     power_of_two: bool = False  # serves only powers of two
     forwards: bool = False  # alltoall: passes on what others send each other, so all counts must be known to all
-    needs_nodes: bool = False  # takes the shape of the nodes
+    needs_nodes: bool = False  # takes the ranks of each node
+    nested: bool = False  # takes them as groups of groups: sockets, nodes, racks
+    regular: bool = False  # serves only groups of one size at each level
     symmetric: bool = False  # made for symmetric memory of one node; elsewhere another is better
 
     @property
     def pipelined(self) -> bool:
         """Whether it takes `segment_bytes` and `slots`."""
         return any(parameter.name == SEGMENT_BYTES.name for parameter in self.parameters)
+
+    @property
+    def own(self) -> tuple[Parameter, ...]:
+        """The parameters that make its rounds: what `emit` takes."""
+        return tuple(parameter for parameter in self.parameters if parameter.name not in LOWERED)
 
     @property
     def doc(self) -> str:
@@ -76,7 +93,11 @@ class Algorithm:
         _, _, cost = self.doc.partition("Cost: ")
         return " ".join(cost.partition("\nServes: ")[0].split())
 
-    def refusal(self, ranks: int, nodes: Nodes | None = None, counted: bool = False) -> str | None:
+    def groups(self, topology: Placed) -> Nest:
+        """What it takes as nodes, of a communicator's topology."""
+        return topology.nest if self.nested else topology.nodes
+
+    def refusal(self, ranks: int, nodes: Nest | None = None, counted: bool = False) -> str | None:
         """Why it cannot serve so many ranks on such nodes, and what would; None if it can.
 
         counted: each rank knows only how many elements it sends and receives itself.
@@ -86,13 +107,18 @@ class Algorithm:
         others = ", ".join(a.name for a in every(self.collective) if not a.lack(ranks, nodes, counted)) or "no other"
         return f"{self.collective} {self.name} needs {lack}; {others} would serve"
 
-    def lack(self, ranks: int, nodes: Nodes | None = None, counted: bool = False) -> str | None:
+    def lack(self, ranks: int, nodes: Nest | None = None, counted: bool = False) -> str | None:
         """What it would need, and has not got."""
         if self.forwards and counted:
             return "messages of one length, since it passes on what others send, and so no send_counts"
-        placed = [rank for node in nodes or [range(ranks)] for rank in node]
+        nodes = nodes or [range(ranks)]
+        placed = nest.ranks(nodes)
         if self.needs_nodes and not len(placed) == len(set(placed)) == ranks:
-            return f"nodes that hold each of the {ranks} ranks once, not {[list(node) for node in nodes or ()]}"
+            return f"nodes that hold each of the {ranks} ranks once, not {nest.innermost(nodes)}"
+        if self.nested and not nest.as_deep_everywhere(nodes):
+            return f"groups of as many levels everywhere, not {nodes}"
+        if self.regular and any(len(set(map(len, level))) > 1 for level in nest.levels(nest.pruned(nodes))):
+            return f"groups of one size at each level, not {nest.name(nest.pruned(nodes))}"
         if self.power_of_two and ranks.bit_count() > 1:
             return f"a power of two of ranks, not {ranks}"
         return f"an even number of ranks, not {ranks}" if self.even and ranks > 1 and ranks % 2 else None
@@ -109,9 +135,12 @@ class Algorithm:
         return {name: params.get(name, parameter.default) for name, parameter in known.items()}
 
     def schedule(
-        self, ranks: Iterable[int], me: int, *, nodes: Nodes | None = None, root: int = 0, **params: Any
+        self, ranks: Iterable[int], me: int, *, nodes: Nest | None = None, root: int = 0, **params: Any
     ) -> Schedule:
-        """What rank `me` of the group does. `nodes` lists the ranks of each node; `root` is a place in the group.
+        """What rank `me` of the group does. `root` is a place in the group.
+
+        nodes: the ranks of each node; or groups of groups, where nodes are in racks, or parted in sockets, and so on.
+        To an algorithm that is not nested the innermost groups are the nodes.
 
         `segment_bytes` decides between plain rounds (None) and a pipeline; how long its segments are, lowering decides.
         """
@@ -125,7 +154,8 @@ class Algorithm:
         if self.collective in ROOTED:
             settings["root"] = root
         if self.needs_nodes:
-            settings["nodes"] = [node for node in nodes or [group.ranks] if node]
+            groups = nest.pruned(nodes or [group.ranks])
+            settings["nodes"] = groups if self.nested else nest.innermost(groups)
         if self.pipelined and self.cells is None:
             settings["slots"] = slots if segmented else 0
         emitted = self.emit(group, WHOLE, **settings)
@@ -133,7 +163,7 @@ class Algorithm:
             return collect([Phase({0: lane(emitted, self.cells(group, WHOLE), slots)})])
         return collect(emitted)
 
-    def schedules(self, ranks: int, *, nodes: Nodes | None = None, root: int = 0, **params: Any) -> list[Schedule]:
+    def schedules(self, ranks: int, *, nodes: Nest | None = None, root: int = 0, **params: Any) -> list[Schedule]:
         """What each of the ranks does, 0 to `ranks` - 1."""
         return [self.schedule(range(ranks), me, nodes=nodes, root=root, **params) for me in range(ranks)]
 

@@ -15,6 +15,7 @@ import torch
 import collectives
 from collectives.algorithms import Algorithm, every
 from collectives.dtypes import HALVES
+from collectives.topology import Topology
 from tests.programs import moves, world
 from tests.programs.drawn import Case, draw, run
 from tests.programs.engine_numbers import PAIRS, Guarded, bits, digest, inputs, noise, result, torch_dtype
@@ -25,9 +26,10 @@ Some = Sequence[Algorithm]
 SOME = 8  # allreduces that a launch asks for chosen numbers: others in each launch
 
 
-def cases(random: Random, size: int, n: int) -> Iterator[Case]:
+def cases(random: Random, topology: Topology, n: int) -> Iterator[Case]:
     """One of every algorithm, then any; at least one of every dtype and operation."""
-    algorithms = [a for a in every() if not a.refusal(size, [range(size)])]
+    size = topology.ranks
+    algorithms = [a for a in every() if not a.refusal(size, a.groups(topology))]
     for i in range(max(n, len(algorithms))):
         algorithm = algorithms[i] if i < len(algorithms) else random.choice(algorithms)
         yield draw(random, algorithm, size, *(PAIRS[(i * 7) % len(PAIRS)]))
@@ -205,9 +207,9 @@ def every_half(comm: collectives.Communicator, report: Report, some: Some) -> No
 def main(seed: str, n: int, calls: int) -> None:
     report, random = Report(), Random(seed)
     with world.communicator(timeout=60) as comm:
-        there = [a for a in every("allreduce") if not a.refusal(comm.size, comm.topology.nodes)]
+        there = [a for a in every("allreduce") if not a.refusal(comm.size, a.groups(comm.topology))]
         some = random.sample(there, min(SOME, len(there)))
-        for case in cases(random, comm.size, n):
+        for case in cases(random, comm.topology, n):
             RUNS[case.algorithm.collective](comm, case, report)
         report.time("product")
         moves.chosen(comm, report)

@@ -14,7 +14,7 @@ SEGMENTS = (None, None, 8, 64, 200, 4096, 65536)
 
 def serving(comm: collectives.Communicator, collective: str) -> list[str]:
     """The algorithms that serve these ranks."""
-    return [a.name for a in every(collective) if not a.refusal(comm.size, comm.topology.nodes)]
+    return [a.name for a in every(collective) if not a.refusal(comm.size, a.groups(comm.topology))]
 
 
 @dataclass

@@ -37,7 +37,7 @@ def expected(collective: str, rank: int, size: int, root: int, turn: int) -> int
 
 
 def call(comm: collectives.Communicator, random: Random, turn: int, report: Report, counts: Sequence[int]) -> None:
-    fit = (a for a in every() if not a.refusal(comm.size, comm.topology.nodes))
+    fit = (a for a in every() if not a.refusal(comm.size, a.groups(comm.topology)))
     kinds = [(a.collective, a.name) for a in fit]
     collective, name = random.choice(kinds)
     count = random.choice(counts)

@@ -33,7 +33,7 @@ def serve_and_close(store: object) -> None:
     with collectives.Communicator.from_store(store, RANK, SIZE, timeout=60, prefix="mine") as comm:
         assert comm.topology.fingerprint.endswith(" | no MPI | cpu")
         assert comm.topology.links == ("shared-memory",) * (SIZE > 1)
-        for algorithm in (a for a in every("allreduce") if not a.refusal(SIZE, comm.topology.nodes)):
+        for algorithm in (a for a in every("allreduce") if not a.refusal(SIZE, a.groups(comm.topology))):
             for slots in (2, 8):
                 x = torch.full((30_000,), RANK + 1.0)
                 how: dict[str, Any] = {"segment_bytes": 4096, "slots": slots} if algorithm.pipelined else {}

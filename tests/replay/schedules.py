@@ -9,21 +9,23 @@ from pathlib import Path
 
 from collectives.algorithms import every
 from collectives.contract import ROOTED
-from collectives.proofs import settings, shape
+from collectives.nest import count, levels, shape
+from collectives.proofs import settings
 from collectives.schedule import Schedule
 
 FILE = Path(__file__).with_name("schedules.json")
 RANKS = (1, 2, 3, 4, 5, 6, 8, 13, 16)
-NODES = ("2x3", "4x4", "3+1", "2+3+2")
+NODES = ("2x3", "4x4", "3+1", "2+3+2", "2x2x3", "(2+1)+(1x3)")
 
 
 def hashes() -> dict[str, dict[str, str]]:
     """{collective algorithm: {ranks or nodes: hash of the schedules of all ranks, in every setting}}."""
     found: dict[str, dict[str, str]] = {}
     for a in every():
-        groups = {str(p): (p, None) for p in RANKS} | {x: (sum(map(len, shape(x))), shape(x)) for x in NODES}
+        groups = {str(p): (p, None) for p in RANKS} | {x: (count(shape(x)), shape(x)) for x in NODES}
         for name, (p, nodes) in groups.items():
-            if not a.lack(p, nodes) and (nodes is None or a.needs_nodes):
+            fits = nodes is None or (a.needs_nodes and (a.nested or len(levels(nodes)) == 2))
+            if fits and not a.lack(p, nodes):
                 text = blake2b(digest_size=8)
                 for params in settings(a):
                     for schedule in a.schedules(p, nodes=nodes, root=p // 2 * (a.collective in ROOTED), **params):

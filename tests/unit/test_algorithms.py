@@ -6,7 +6,8 @@ import pytest
 
 from collectives.algorithms import double_tree, every, find, radix
 from collectives.contract import REDUCING, ROOTED, contract
-from collectives.proofs import prove, settings, shape
+from collectives.nest import shape
+from collectives.proofs import prove, settings
 from collectives.reference import check
 from collectives.schedule import DATA, INPUT, OUTPUT, SCRATCH, SEND, Group
 from collectives.selection import FIXED_ORDER
@@ -26,7 +27,9 @@ ODD_SHAPES = (
 def test_proved_for_1_to_17_ranks_and_shapes(algorithm):
     rows = list(prove(algorithm.collective, algorithms=[algorithm.name]))
     assert [row["error"] for row in rows if not row["ok"]] == []
-    assert {row["ranks"] for row in rows} >= {p for p in range(1, 18) if not algorithm.even or p == 1 or p % 2 == 0}
+    fours = {p: [range(i, min(i + 4, p)) for i in range(0, p, 4)] for p in range(1, 18)}
+    served = {p for p, nodes in fours.items() if not algorithm.lack(p, nodes if algorithm.needs_nodes else None)}
+    assert {row["ranks"] for row in rows} >= served
 
 
 @pytest.mark.parametrize("nodes", ODD_SHAPES, ids=str)
@@ -40,8 +43,8 @@ def test_hierarchical_is_proved_on_uneven_and_interleaved_nodes(nodes):
 
 
 @ALL
-def test_proved_at_33_or_34_ranks_with_many_segments(algorithm):
-    p = 34 if algorithm.even else 33
+def test_proved_at_33_to_35_ranks_with_many_segments(algorithm):
+    p = 34 if algorithm.even else 35 if algorithm.regular else 33
     nodes = [list(range(i, min(i + 7, p))) for i in range(0, p, 7)]
     for params in [{}, {"segment_bytes": 4096, "slots": 3}] if algorithm.pipelined else [{}]:
         verify(algorithm.schedules(p, nodes=nodes, **params), contract(algorithm.collective, p), segments=2)
@@ -52,7 +55,8 @@ def test_computes_the_right_numbers_whenever_messages_move(algorithm):
     shapes = [None, shape("2x2"), shape("2+3")] if algorithm.needs_nodes else [None]
     seed = 0
     sizes = [p for p in (1, 2, 3, 5, 6) if algorithm.needs_nodes or not algorithm.lack(p)]
-    for p, nodes in [(p, None) for p in sizes] + [(sum(map(len, x)), x) for x in shapes if x]:
+    groups = [(p, None) for p in sizes] + [(sum(map(len, x)), x) for x in shapes if x]
+    for p, nodes in [(p, nodes) for p, nodes in groups if not algorithm.lack(p, nodes)]:
         root = p - 1 if algorithm.collective in ROOTED else 0
         promise = contract(algorithm.collective, p, root)
         for params in settings(algorithm):
@@ -256,14 +260,14 @@ def test_the_hierarchical_cost_is_that_of_its_parts(m, k):
 
 def test_every_algorithm_has_a_closed_form_or_bounds_of_its_own():
     others = {(collective, "double_tree") for collective in ("allreduce", "reduce", "broadcast")}
-    others.add(("allreduce", "hierarchical"))
+    others |= {("allreduce", name) for name in ("hierarchical", "nested", "themis")}
     assert {(a.collective, a.name) for a in every()} == COSTS.keys() | others
 
 
 def test_which_have_the_canonical_tree():
     fixed = {(a.collective, a.name) for a in every() if verify(a.schedules(6), contract(a.collective, 6)).canonical}
     moves = {(a.collective, a.name) for a in every() if a.collective not in REDUCING}
-    one_node = {("allreduce", "hierarchical")}  # 6 ranks, and no nodes given
+    one_node = {("allreduce", name) for name in ("hierarchical", "nested", "themis")}  # 6 ranks, and no nodes given
     in_order = {(collective, name) for collective, names in FIXED_ORDER.items() for name in names}
     assert fixed == moves | one_node | in_order
 
@@ -305,8 +309,9 @@ def test_hierarchical_is_two_shot_on_one_node_and_the_inner_one_on_nodes_of_one(
 @ALL
 def test_talks_to_its_group_alone(algorithm):
     ranks = (3, 8, 9, 20, 21, 30)
+    nodes = [[3, 8, 9], [20, 21, 30]] if algorithm.regular else [[3, 8], [9, 20, 21, 30]]
     for me in ranks:
-        schedule = algorithm.schedule(ranks, me, nodes=[[3, 8], [9, 20, 21, 30]])
+        schedule = algorithm.schedule(ranks, me, nodes=nodes)
         steps = [s for phase in schedule.phases for lane in phase.lanes.values() for r in lane.rounds for s in r]
         assert {s.peer for s in steps} - {None} <= set(ranks) - {me}
         assert any(s.peer is not None for s in steps)

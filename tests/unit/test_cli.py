@@ -90,7 +90,7 @@ def table(tmp_path):
         (["explain", "--bytes", "much"], "'much' is not a size"),
         (["verify", "--ranks", "0"], "'0' is not a number of ranks"),
         (["verify", "--ranks", "9-3"], "'9-3' is not a number of ranks or a range"),
-        (["verify", "--nodes", "2*3"], "is not a shape of nodes; write 2x3"),
+        (["verify", "--nodes", "2*3"], "is no shape of nodes: write 2x3"),
         (["verify", "--algorithms", "rign"], "no algorithm is called rign; there are"),
         (["verify", "--collective", "reduce", "--algorithms", "ring"], "no algorithm is called ring; there are"),
         (["draw", "rign"], "'rign' is not an algorithm; there are"),

@@ -25,13 +25,14 @@ STANDARD = {
 SIMULATOR = ("collectives.fabric", "collectives.traffic", "collectives.simulate", "collectives.foresee")
 FORESEEN = {
     *SIMULATOR,
-    *(f"collectives.{name}" for name in ("schedule", "algorithms", "network", "table", "errors")),
+    *(f"collectives.{name}" for name in ("schedule", "algorithms", "nest", "network", "table", "errors")),
 }
 MAY = {
     "collectives.errors": set(),
     "collectives.schedule": set(),
+    "collectives.nest": set(),
     "collectives.contract": {"collectives.schedule"},
-    "collectives.algorithms": {"collectives.schedule", "collectives.contract"},
+    "collectives.algorithms": {"collectives.schedule", "collectives.contract", "collectives.nest"},
     "collectives.rendezvous": {"collectives.schedule"},
     "collectives.verify": {
         "collectives.schedule",

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 import pytest
 
 from collectives.algorithms import every, find
+from collectives.nest import shape
 from collectives.pages import pages
-from collectives.proofs import shape
 from collectives.rendezvous import Meeting, programs
 from collectives.svg import svg
 

@@ -80,7 +80,10 @@ def test_hierarchies_are_tried_where_there_are_several_nodes():
     def names(nodes):
         return {branch.algorithm for branch in space("allreduce", nodes, 1 << 20).branches}
 
-    assert names(SQUARE) - names(ONE_NODE) == {"hierarchical"}
+    assert names(SQUARE) - names(ONE_NODE) == {"hierarchical", "nested", "themis"}
+    assert names([[0, 1], [2]]) - names([[0, 1, 2]]) == {"hierarchical", "nested"}
+    sockets = space("allreduce", ONE_NODE, 1 << 20, groups=[[[0, 1], [2, 3]]])  # of one node
+    assert {branch.algorithm for branch in sockets.branches} - names(ONE_NODE) == {"nested", "themis"}
     assert names([[0], [1], [2], [3]]) == names(ONE_NODE)
     inner = {each.params["inner"] for each in space("allreduce", SQUARE, 8).every() if each.algorithm == "hierarchical"}
     assert {"ring", "recursive_doubling", "halving_doubling"} <= inner

@@ -8,7 +8,8 @@ from collectives import rendezvous
 from collectives.algorithms import Algorithm, every, find, registry
 from collectives.contract import contract
 from collectives.draw import exchange
-from collectives.proofs import prove, shape
+from collectives.nest import name, shape
+from collectives.proofs import prove
 from collectives.reference import Wrong, check
 from collectives.schedule import (
     DATA,
@@ -317,6 +318,10 @@ def test_shapes():
     assert shape("2x3") == [[0, 1, 2], [3, 4, 5]]
     assert shape("3+1") == [[0, 1, 2], [3]]
     assert shape("5") == [[0, 1, 2, 3, 4]]
-    for wrong in ("", "2x", "0x3", "2x3x4", "2x3+1", "3+", "a", "-1"):
+    assert shape("2x2x1") == [[[0], [1]], [[2], [3]]]
+    assert shape("(2+1)+(1x3)") == [[[0, 1], [2]], [[3, 4, 5]]]
+    for text in ("2x3", "3+1", "1x5", "2x2x3", "2x(2+1)", "(2x2)+(1x3)", "((1+2)+(3x1))+(1x(2+1))"):
+        assert name(shape(text)) == text
+    for wrong in ("", "2x", "0x3", "2x3+1", "(2x3", "99999999x9", "65x64", "3+", "a", "-1"):
         with pytest.raises(ValueError, match="is no shape of nodes: write 2x3"):
             shape(wrong)

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from collectives import contract
+from collectives import contract, nest
 from collectives.algorithms import every
 from tuner import units
 from tuner.commands.common import UsageError, add_json, positive, print_json, value
@@ -23,7 +23,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--collective", choices=contract.COLLECTIVES, metavar="NAME", help="one of %(choices)s (default: where it is)"
     )
     parser.add_argument("--ranks", type=value(positive), metavar="RANKS", help="how many (default: 4)")
-    parser.add_argument("--nodes", type=value(units.parse_shapes), metavar="SHAPE", help="of the nodes: 2x2, 3+1")
+    parser.add_argument(
+        "--nodes", type=value(units.parse_shapes), metavar="SHAPE", help="of the nodes: 2x2, 3+1, 2x2x2"
+    )
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help="write it there, as SVG if it ends in .svg (default: print)"
     )
@@ -42,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     if args.nodes and len(args.nodes) > 1:
         raise UsageError("--nodes: one shape can be drawn at a time; write 2x2")
     nodes = args.nodes[0] if args.nodes else [list(range(args.ranks or 4))]
-    ranks = sum(map(len, nodes))
+    ranks = nest.count(nodes)
     if args.ranks and args.ranks != ranks:
         raise UsageError(f"--ranks {args.ranks} contradicts --nodes, which has {ranks} ranks; leave one of them out")
     if ranks > MOST:

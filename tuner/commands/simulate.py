@@ -147,15 +147,17 @@ def wanted(args: argparse.Namespace, network: Network, nbytes: int) -> list[tupl
     """Candidates at a size, and whether the command line names each with its parameters."""
     from tuner.commands.bench import chosen_algorithms
 
-    nodes = network.placed
+    nodes, groups = network.placed, network.nest
     try:
         if args.algorithms == "all":
-            return [(each, False) for each in space(args.collective, nodes, nbytes).every()]
+            return [(each, False) for each in space(args.collective, nodes, nbytes, groups=groups).every()]
         named = chosen_algorithms(args)
         found = [(each, True) for each in named if each.items]
         plain = [each.algorithm for each in named if not each.items]
         if plain:
-            found += [(each, False) for each in space(args.collective, nodes, nbytes, only=plain).every()]
+            found += [
+                (each, False) for each in space(args.collective, nodes, nbytes, groups=groups, only=plain).every()
+            ]
     except ValueError as error:
         raise UsageError(f"--algorithms: {error}") from None
     return found

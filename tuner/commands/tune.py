@@ -336,7 +336,9 @@ def study_of(args: argparse.Namespace, storage: Any, topology: Any, nbytes: int)
     from tuner.space import space
 
     try:
-        candidates = space(args.collective, topology.nodes, nbytes, deterministic=args.deterministic)
+        candidates = space(
+            args.collective, topology.nodes, nbytes, groups=topology.nest, deterministic=args.deterministic
+        )
     except ValueError as error:
         raise UsageError(str(error)) from None
     name = " / ".join((

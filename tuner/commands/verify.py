@@ -9,9 +9,9 @@ from operator import itemgetter
 from textwrap import indent
 from typing import Any
 
-from collectives import contract
+from collectives import contract, nest
 from collectives.mutants import mutants
-from collectives.proofs import SHAPES, cases, prove
+from collectives.proofs import EVERY_SHAPE, cases, prove
 from tuner import terminal, units
 from tuner.commands.common import UsageError, add_json, note, positive, print_json, value
 from tuner.progress import progress
@@ -32,7 +32,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=value(units.parse_counts), default="1-17", metavar="LIST", help="1-17, 2,4,8")
     parser.add_argument(
         "--nodes", type=value(units.parse_shapes), metavar="SHAPES",
-        help="of several nodes: 2x3 is 2 nodes of 3 ranks, 3+1 a node of 3 and one of 1 (default: twenty shapes)",
+        help="of several nodes: 2x3 is 2 nodes of 3 ranks, 3+1 a node of 3 and one of 1, 2x2x3 two racks of 2x3 "
+             "(default: twenty shapes, and nine of more levels)",
     )  # fmt: skip
     parser.add_argument(
         "--collective", choices=contract.COLLECTIVES, metavar="NAME", help="one of %(choices)s (default: all)"
@@ -55,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     jobs = args.jobs or len(os.sched_getaffinity(0))
     try:
         names = wanted and [name.strip() for name in wanted]
-        chosen = args.collective, args.ranks, args.nodes or SHAPES, names
+        chosen = args.collective, args.ranks, args.nodes or EVERY_SHAPE, names
         many = len({(case.collective, case.algorithm) for case in cases(*chosen)})
         proofs, rows = map(readable, prove(*chosen, jobs)), []
         # What is printed as it is proved is progress enough.
@@ -104,9 +105,8 @@ def run_mutants(args: argparse.Namespace) -> int:
 
 def readable(row: dict[str, Any]) -> dict[str, Any]:
     """A proof with the shape of its nodes, and its algorithm with parameters, as people write them."""
-    sizes = [len(node) for node in row["nodes"]] if row["nodes"] else [row["ranks"]]
     setting = str(candidate(row["algorithm"], row["params"]))
-    return row | {"nodes": units.shape_name(sizes), "setting": setting}
+    return row | {"nodes": nest.name(row["nodes"] or [range(row["ranks"])]), "setting": setting}
 
 
 def public(row: dict[str, Any]) -> dict[str, Any]:
