@@ -249,14 +249,16 @@ def _between_nodes(collective: str, nodes: int, ranks: int, nbytes: int) -> tupl
         return ("direct", {}, "one round") if small else ("pairwise", {}, "one partner at a time")
     if nbytes <= 16 << 10:
         return "recursive_doubling", {}, "the fewest rounds, for a message of at most 16 KiB"
+    segments: dict[str, Value] = {"segment_bytes": 256 << 10, "slots": 4}
     if nodes < ranks:
         if nbytes <= 1 << 20:
             return "hierarchical", {}, "few bytes between nodes"
-        segments: dict[str, Value] = {"segment_bytes": 256 << 10, "slots": 4}
         return "hierarchical", segments, "few bytes between nodes, and some segments there while others are within"
     if nbytes <= 1 << 20:
         return "halving_doubling", {}, "few rounds and few bytes, for a message of at most 1 MiB"
-    return "ring", pipeline, "the fewest bytes and a pipeline, for a message above 1 MiB"
+    if nbytes <= 4 << 20:
+        return "ring", {}, "the fewest bytes, for a message above 1 MiB"
+    return "ring", segments, "the fewest bytes and a pipeline, for a message above 4 MiB"
 
 
 # What a user fixes by hand
