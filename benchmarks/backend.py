@@ -1,6 +1,6 @@
 """torch.distributed over treering's backend beside Gloo: single calls, DDP's steps and FSDP2's, interleaved in one run.
 
-    python -m benchmarks.backend -n 2 [--sizes 1024,16384,1048576,4194304] [--steps 40] [--json FILE]
+    python -m benchmarks.backend -n 2 [--only calls,ddp,fsdp2] [--sizes 1024,16384,1048576] [--steps 40] [--json FILE]
 
 A time is the slowest rank's; of calls it is that of the call in torch.distributed, Python included. Printed are
 medians, and the ratio of pairs taken in the same repetition with its 95 % interval. Gloo's threads slow what runs right
@@ -24,6 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.ddp import mlp, transformer
 from benchmarks.timing import shown, under_ranks, write
+from integrations.torch_backend import TreeringGroup
+from integrations.torch_fsdp import register
 from integrations.torch_launch import init_process_group
 from tuner.statistics import median_interval
 
@@ -105,9 +107,18 @@ def fsdp2(group: Any) -> nn.Module:
     return model
 
 
+def registered(group: Any) -> nn.Module:
+    """The same; treering's buffers are symmetric memory."""
+    model = fsdp2(group)
+    if isinstance(group, TreeringGroup):
+        register(model)
+    return model
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-n", "--ranks", type=int, default=2)
+    parser.add_argument("--only", default="calls,ddp,fsdp2", help="some of them")
     parser.add_argument("--sizes", default=SIZES, help="bytes of the whole message")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--json")
@@ -119,11 +130,14 @@ def main() -> int:
     init_process_group("treering")
     groups = {"gloo": dist.new_group(backend="gloo"), "treering": dist.group.WORLD}
     rows: list[dict[str, Any]] = []
-    for n_bytes in map(int, options.sizes.split(",")):
+    for n_bytes in map(int, options.sizes.split(",")) if "calls" in options.only else ():
         rows += calls(groups, n_bytes, max(20, min(200, (64 << 20) // n_bytes)))
     torch.manual_seed(1 + dist.get_rank())
-    rows.append(steps(groups, "DDP, MLP", ddp, mlp()[1], options.steps))
-    rows.append(steps(groups, "FSDP2, transformer", fsdp2, transformer()[1], options.steps))
+    if "ddp" in options.only:
+        rows.append(steps(groups, "DDP, MLP", ddp, mlp()[1], options.steps))
+    if "fsdp2" in options.only:
+        rows.append(steps(groups, "FSDP2, transformer", fsdp2, transformer()[1], options.steps))
+        rows.append(steps(groups, "FSDP2, registered", registered, transformer()[1], options.steps))
     write(options.json, groups["treering"].comm, ranks=dist.get_world_size(), rows=rows)
     dist.destroy_process_group()
     return 0

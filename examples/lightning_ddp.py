@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy
 from torch.utils.data import DataLoader, TensorDataset
 
-from integrations.torch_ddp import DDPHookState, allreduce_hook
+from integrations.torch_ddp import register
 
 
 class Regression(lightning.LightningModule):  # type: ignore[misc]
@@ -21,21 +21,34 @@ class Regression(lightning.LightningModule):  # type: ignore[misc]
         self.layer = torch.nn.Linear(20, 1)
 
     def training_step(self, batch: list[torch.Tensor]) -> torch.Tensor:
-        return torch.nn.functional.mse_loss(self.layer(batch[0]), batch[0].sum(1, keepdim=True))
+        loss = torch.nn.functional.mse_loss(self.layer(batch[0]), batch[0].sum(1, keepdim=True))
+        self.log("loss", loss)
+        return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-class Strategy(DDPStrategy):  # type: ignore[misc]
-    """A state's ranks meet when the process group is there, which Lightning makes after its strategy."""
+class Treering(DDPStrategy):  # type: ignore[misc]
+    """Lightning registers a `ddp_comm_hook=` of its strategy on GPUs, and leaves it out on CPUs without a word."""
 
-    def setup_distributed(self) -> None:
-        super().setup_distributed()
-        self._ddp_comm_state, self._ddp_comm_hook = DDPHookState(), allreduce_hook
+    def configure_ddp(self) -> None:
+        super().configure_ddp()
+        self.state = register(self.model)
 
 
-data = DataLoader(TensorDataset(torch.randn(512, 20)), batch_size=64)
-strategy = Strategy(process_group_backend="gloo")
-trainer = lightning.Trainer(accelerator="cpu", devices=2, max_epochs=5, strategy=strategy, logger=False)
+torch.set_num_threads(1)
+data = DataLoader(TensorDataset(torch.randn(512, 20)), batch_size=32)
+strategy = Treering(
+    process_group_backend="gloo"
+)  # on GPUs: ddp_comm_state=DDPHookState(), ddp_comm_hook=allreduce_hook
+trainer = lightning.Trainer(
+    accelerator="cpu", devices=2, max_epochs=10, strategy=strategy, logger=False, enable_checkpointing=False,
+    enable_progress_bar=False,
+)  # fmt: skip
 trainer.fit(Regression(), data)
+if trainer.is_global_zero:
+    (bucket,) = strategy.state.report()
+    print(
+        f"{trainer.world_size} ranks: loss {trainer.callback_metrics['loss']:.4f}, {bucket['calls']} buckets averaged"
+    )

@@ -31,7 +31,7 @@ from integrations.bucket_advice import advised
 from integrations.buckets import SPARSE, Bucket, BucketReport, as_numbers, device_refusal
 from integrations.overlap import Job, Mode, Overlap, Progress, Runner
 from integrations.torch_ddp_cuda import GpuBuckets
-from integrations.torch_launch import communicator, over_mpi
+from integrations.torch_launch import by_environment, communicator, over_mpi
 from integrations.zero_copy import SharedBuckets, Wanted
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ class DDPHookState:
     The communicator is the state's own, a duplicate of `comm` (a `collectives.Communicator` or an mpi4py communicator)
     or, without one, of all ranks: no call of the user's can come between two buckets. Making a state is therefore
     collective: the ranks that train the model all make it, in the same order as other states. Where no MPI launcher
-    has started the ranks (torchrun, say), all ranks are those of PyTorch's default process group, on one node.
+    has started the ranks (torchrun, say), all ranks are those of PyTorch's default process group, on one node; where
+    there is none yet, as when Lightning takes a strategy, they meet when the first bucket comes.
 
     A state pickles, with its settings and without communicator and figures; a restored one makes a communicator over
     all ranks when its first bucket comes, whatever their number is then.
@@ -90,7 +91,8 @@ class DDPHookState:
         _check_keywords(overlap, zero_copy, compression)
         settings = {"table": table, "overlap": overlap, "zero_copy": zero_copy, "compression": compression}
         self.__setstate__(settings)
-        self._open(comm)
+        if comm is not None or dist.is_initialized() or over_mpi() or not by_environment(os.environ):
+            self._open(comm)
 
     def _open(self, comm: "collectives.Communicator | MPI.Intracomm | None") -> "collectives.Communicator":
         self._comm = made = _own(comm, self.table)

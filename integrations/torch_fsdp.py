@@ -1,10 +1,14 @@
-"""FSDP2 over treering where its process group is another backend's.
+"""FSDP2's collectives by treering, whatever backend its process groups have.
 
     from integrations.torch_fsdp import register
-    model = fully_shard(model)                    # over Gloo, say
+    model = fully_shard(model)                    # over Gloo, or over "treering"
     register(model)                               # gathers and reduce-scatters are treering's from here on
 
-With the backend "treering" (torch_backend.py) nothing of this is needed: FSDP2 and HSDP run on it as they are.
+On one node their buffers are symmetric memory then, so that each is one pass over everybody's. With the backend
+"treering" (torch_backend.py) FSDP2 and HSDP run as they are, too; what `register` adds there is that memory.
+
+PyTorch's own `set_symm_mem_for_comm` is for CUDA alone, and `set_allocate_memory_from_process_group_for_comm` leaves no
+place for ranks to agree on what they make, so neither is used.
 """
 
 from collections.abc import Sequence
@@ -15,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from collectives.errors import UnsupportedError
+from integrations.loans import Loans
 from integrations.torch_backend import NAME, TreeringGroup
 
 try:
@@ -32,31 +37,46 @@ c10d: Any = dist.distributed_c10d
 
 
 class Groups:
-    """treering's own groups of the ranks of others, made at first use.
+    """treering's own groups of the ranks of others, made at first use, and memory to lend of each.
 
     They are none of torch's: it names groups by how many a rank has, which is not the same on all ranks.
     """
 
     def __init__(self) -> None:
         self._made: dict[str, TreeringGroup] = {}
+        self._loans: dict[TreeringGroup, Loans] = {}
 
     def of(self, group: Any) -> TreeringGroup:
         """Collective over the group's ranks at its first use."""
+        if isinstance(group, TreeringGroup):
+            return group
         name = str(group.group_name)
         if name not in self._made:
             store = c10d.PrefixStore(f"treering-fsdp/{name}/", c10d._get_default_store())
             self._made[name] = TreeringGroup(store, group.rank(), group.size(), dist.default_pg_timeout)
         return self._made[name]
 
+    def loans(self, group: TreeringGroup) -> Loans:
+        return self._loans.setdefault(group, Loans(group.comm))
+
 
 class Ours:
-    """One of FSDP2's collectives, served by our group of the same ranks."""
+    """One of FSDP2's collectives for one module, served by our group of the same ranks."""
 
     def __init__(self, groups: Groups):
         self.groups = groups
+        self.loans: Loans | None = None  # of the group that the first call names
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
+        if self.loans is None or device.type != "cpu":
+            return torch.empty(*size, dtype=dtype, device=device)
+        return self.loans.lend(size, dtype)
+
+    def made(self, work: Any, group: TreeringGroup, whole: torch.Tensor) -> Any:
+        """Behind a call on `whole`, which the other ranks look at."""
+        self.loans = self.loans or self.groups.loans(group)
+        self.loans.see(whole)
+        return work
 
 
 class Gather(Ours, AllGather):
@@ -65,7 +85,8 @@ class Gather(Ours, AllGather):
     ) -> Any:
         options = c10d.AllgatherOptions()
         options.asyncOp = async_op
-        return self.groups.of(group)._allgather_base(output_tensor, input_tensor, options)
+        ours = self.groups.of(group)
+        return self.made(ours._allgather_base(output_tensor, input_tensor, options), ours, output_tensor)
 
 
 class Scatter(Ours, ReduceScatter):
@@ -74,7 +95,8 @@ class Scatter(Ours, ReduceScatter):
     ) -> Any:
         options = c10d.ReduceScatterOptions()
         options.reduceOp, options.asyncOp = op, async_op
-        return self.groups.of(group)._reduce_scatter_base(output_tensor, input_tensor, options)
+        ours = self.groups.of(group)
+        return self.made(ours._reduce_scatter_base(output_tensor, input_tensor, options), ours, input_tensor)
 
 
 def register(model: nn.Module, replicas: Any = None) -> None:

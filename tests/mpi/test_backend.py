@@ -8,6 +8,8 @@ import pytest
 
 from tests import launch
 from tests.programs.backend import CASES
+from tests.programs.backend_further import CASES as FURTHER
+from tests.programs.fsdp import CASES as SHARDED
 
 REFUSALS = {
     "a rank that never comes": ("LaunchError", ["rank 1 of 2 did not come within 1 s"]),
@@ -27,6 +29,22 @@ def check(done, ranks):
 def test_every_call_under_mpi(mpi):
     ranks = 3 if mpi.name == "mpich" else 2
     check(mpi(ranks, "backend", env={"OMP_NUM_THREADS": "1"}), ranks)
+
+
+def test_what_pytorchs_own_tests_ask_of_a_backend(mpich):
+    done = mpich(3, "backend_further", env={"OMP_NUM_THREADS": "1"})
+    for case in FURTHER:
+        assert done.stdout.count(f"{case.__name__}: right") == 3, case.__name__
+
+
+def test_fsdp2_and_hsdp_give_the_gradients_of_one_process(mpich):
+    done = mpich(4, "fsdp", env={"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"})
+    found = {line["case"]: line for line in map(json.loads, done.stdout.splitlines()[:-1])}
+    assert {case: line["wrong"] for case, line in found.items()} == {case: [] for case in SHARDED}
+    for case, line in found.items():
+        symmetric, lent = line["symmetric"]
+        assert lent == 0 if case.startswith("plain") else 4 * symmetric >= 3 * (lent - 5), case  # 5 are results
+    assert done.stdout.endswith("loans: right\n")
 
 
 def test_messages_between_nodes_are_mpis_own(mpich):

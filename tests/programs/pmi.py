@@ -15,6 +15,7 @@ from integrations.torch_launch import init_process_group
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    hook = DDPHookState()  # its ranks meet when there is a process group, and something to average
     init_process_group("treering", timeout=60, mpi={"ask": True, "auto": None}[sys.argv[1]])
     from mpi4py import MPI
 
@@ -23,7 +24,6 @@ if __name__ == "__main__":
     dist.all_reduce(x)
     dist.send(x, (rank + 1) % size)
     dist.recv(x, (rank - 1) % size)
-    hook = DDPHookState()
     found = {
         "library": MPI.get_vendor()[0], "nodes": hook.comm.topology.nodes, "links": hook.comm.topology.links,
         "ranks": MPI.COMM_WORLD.allgather(rank), "right": bool((hook.average(x) == sum(range(size))).all()),
