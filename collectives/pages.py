@@ -15,6 +15,7 @@ COUNTED = (4, 8, 13, 16, 64)  # ranks
 DRAWN = (8, 6, 4)  # ranks, the first of these at which no round has more messages than
 CROWD = 16
 NODES = {8: "2x4", 6: "2x3", 4: "2x2", 13: "6+4+3", 16: "4x4", 64: "8x8"}
+NESTS = NODES | {8: "2x2x2", 13: "(3+2)+(2+1)+(3+2)", 16: "2x2x4", 64: "4x4x4"}  # for those that take groups of groups
 WRITTEN = "Written by `python -m collectives.pages docs/algorithms` from docstrings, proofs and schedules."
 
 
@@ -32,8 +33,8 @@ def label(a: Algorithm) -> str:
     return f"{a.collective}-{a.name}"
 
 
-def nodes(p: int) -> Any:
-    return shape(NODES[p])
+def nodes(a: Algorithm, p: int) -> Any:
+    return shape((NESTS if a.nested else NODES)[p])
 
 
 def index(ours: list[Algorithm]) -> str:
@@ -43,7 +44,8 @@ def index(ours: list[Algorithm]) -> str:
         f"Every algorithm of treering, a page each. {WRITTEN}",
         "",
         "alpha is the cost of a message, beta that of its length n, gamma that of folding n, for p ranks.",
-        "Rounds, and lengths of the message that the busiest rank sends, are counted at 8 ranks, on two nodes of four.",
+        "Rounds, and lengths of the message that the busiest rank sends, are counted at 8 ranks, on two nodes of four; of what",
+        "takes groups of groups, on two racks of two nodes of two.",
     ]
     for collective in COLLECTIVES:
         lines += ["", f"## {collective}", "", "| algorithm | rounds | sends | cost |", "|---|---|---|---|"]
@@ -74,7 +76,7 @@ def page(a: Algorithm) -> str:
         "",
         "| ranks | rounds | sends | folds |",
         "|---|---|---|---|",
-        *("| " + " | ".join([str(p), *(counted(a, p) or [a.lack(p, nodes(p)) or "", "", ""])]) + " |" for p in COUNTED),
+        *("| " + " | ".join([str(p), *(counted(a, p) or [a.lack(p, nodes(a, p)) or "", "", ""])]) + " |" for p in COUNTED),
         "",
         "## The family",
         "",
@@ -89,15 +91,15 @@ def page(a: Algorithm) -> str:
 
 def counted(a: Algorithm, p: int) -> tuple[str, str, str] | None:
     """Rounds, and what is sent and folded; None where it does not serve so many ranks."""
-    if a.lack(p, nodes(p)):
+    if a.lack(p, nodes(a, p)):
         return None
-    r = verify(a.schedules(p, nodes=nodes(p)), contract(a.collective, p))
+    r = verify(a.schedules(p, nodes=nodes(a, p)), contract(a.collective, p))
     return str(r.rounds), f"{float(r.sent):.4g}", f"{float(r.folded):.4g}"
 
 
 def picture(a: Algorithm) -> str:
     for p in DRAWN:
-        drawn = svg(a.schedules(p, nodes=nodes(p)), f"{a.collective} {a.name}, {p} ranks")
+        drawn = svg(a.schedules(p, nodes=nodes(a, p)), f"{a.collective} {a.name}, {p} ranks")
         rounds = drawn.count(">round ")
         if drawn.count("marker-end") <= CROWD * max(1, rounds):
             break

@@ -40,6 +40,11 @@ def test_the_contract(mpi, what):
     assert found["links"] == ([] if ranks == "1" else wanted.get(links, ["shared-memory"]))
 
 
+def test_more_levels_than_nodes(mpich):
+    done = mpich(8, "levels", "seed", 42, timeout=200, env={"TREERING_RANKS_PER_NODE": "2"})
+    assert json.loads(done.stdout)["wrong"] == []
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("algorithm, links", [("two_shot", "shared"), ("ring", "mpi")])
 def test_a_message_of_more_bytes_than_an_int_counts(mpich, algorithm, links):
