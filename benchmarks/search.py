@@ -36,7 +36,7 @@ from tuner.space import BASELINE, Candidate, candidate, space
 from tuner.statistics import Interval, geometric_mean, holm, median_interval, ratio_interval, signed_rank
 from tuner.storage import open_samples
 
-CALL = {"collective": "allreduce", "dtype": "float32", "op": "sum"}
+CALL: dict[str, Any] = {"collective": "allreduce", "dtype": "float32", "op": "sum"}
 ROUND = 8  # blocks of a size at a time
 COMPARED = 120  # blocks of a comparison
 FINALISTS = 3  # of the exhaustive search

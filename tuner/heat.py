@@ -23,15 +23,15 @@ def height(found: Mapping[str, Points]) -> float:
 
 def heat(panel: Any, found: Mapping[str, Points], rules: Sequence[Rule], named: Mapping[str, str]) -> None:
     """Rows are algorithms, those of the rules first, then by their times; `named` rows, what is no algorithm, last."""
-    sizes = sorted({nbytes for points in found.values() for nbytes in points})
-    own = [name for name in found if name not in named]
-    best = {n: min(found[name][n].median for name in own or found if n in found[name]) for n in sizes}
-    over = {name: {n: point.median / best[n] for n, point in points.items()} for name, points in found.items()}
+    own = [name for name in found if name not in named] or list(found)
+    sizes = sorted({nbytes for name in own for nbytes in found[name]})
+    best = {n: min(found[name][n].median for name in own if n in found[name]) for n in sizes}
+    over = {name: {n: points[n].median / best[n] for n in sizes if n in points} for name, points in found.items()}
     chosen = {rule.algorithm for rule in rules}
     ordered = sorted(
         own, key=lambda name: (name not in chosen, sum(map(math.log, over[name].values())) / len(over[name]))
     )
-    ordered += [name for name in named if name in found]
+    ordered += [name for name in named if name in found and name not in own]
     cells = [[math.log2(over[name][n]) if n in over[name] else math.nan for n in sizes] for name in ordered]
     panel.imshow(cells, aspect="auto", cmap="cividis_r", vmin=0, vmax=math.log2(FARTHEST), interpolation="nearest")
     for row, name in enumerate(ordered):
