@@ -53,20 +53,20 @@ def crossover(table: Table, path: Path, output: Path) -> None:
         raise ValueError(
             f"no raw samples of this table's rules in {samples_path(table, path)}; tune again to have some"
         )
+    served = {key: [rule for rule in table.rules if rule.key == key] for key in keys}
+    gains = {key: over_gloo(groups[key], rules) for key, rules in served.items()}
     heights = [
-        height for key in keys for height in (4.3, 2.9, 1.5 * (GLOO.algorithm in groups[key]), heat.height(groups[key]))
-    ]
-    heights = [height for height in heights if height]
+        height for key in keys for height in (4.3, 2.9, 1.5 if gains[key] else 0, heat.height(groups[key])) if height
+    ]  # fmt: skip
     figure = Figure(figsize=(9.5, sum(heights)), layout="constrained")
     FigureCanvasAgg(figure)
     panels = iter(figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0])
-    for key in keys:
-        rules = [rule for rule in table.rules if rule.key == key]
+    for key, rules in served.items():
         above, below = next(panels), next(panels)
         below.sharex(above)
         draw(above, below, groups[key], rules)
-        if GLOO.algorithm in groups[key]:
-            over_gloo(next(panels), above, groups[key], rules)
+        if gains[key]:
+            draw_gloo(next(panels), above, gains[key])
         heat.heat(next(panels), groups[key], rules, OTHERS)
         collective, dtype, op, storage = key
         shape = units.shape_name(table.topology.ranks_per_node)
@@ -182,14 +182,17 @@ def draw(above: Any, below: Any, found: Mapping[str, Points], rules: Sequence[Ru
         below.yaxis.set_major_formatter(FuncFormatter(lambda gain, _: f"{gain:g}x"))
 
 
-def over_gloo(panel: Any, above: Any, found: Mapping[str, Points], rules: Sequence[Rule]) -> None:
+def over_gloo(found: Mapping[str, Points], rules: Sequence[Rule]) -> Points:
     """How many times as fast as Gloo the table's choice is; they were timed one after the other."""
-    gloo = found[GLOO.algorithm]
-    points = {
+    gloo = found.get(GLOO.algorithm, {})
+    return {
         n: over(gloo[n], point) for rule in rules for n, point in found.get(rule.algorithm, {}).items()
         if n in gloo and rule.min_bytes <= n <= (math.inf if rule.max_bytes is None else rule.max_bytes)
     }  # fmt: skip
-    line(panel, points, "", {"color": "0.25", "marker": "o", "markersize": 4, "linewidth": 1.4})
+
+
+def draw_gloo(panel: Any, above: Any, gains: Points) -> None:
+    line(panel, gains, "", {"color": "0.25", "marker": "o", "markersize": 4, "linewidth": 1.4})
     panel.sharex(above)
     panel.set_yscale("log")
     panel.yaxis.set_major_formatter(FuncFormatter(lambda gain, _: f"{gain:g}x"))
