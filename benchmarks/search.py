@@ -8,7 +8,7 @@
 Each stretch of measuring takes about --seconds and leaves its samples in --folder, where the next one goes on. The
 exhaustive search times every candidate that the tuner might try, all of a size interleaved, until each is known as well
 as the tuner wants to know its finalists (half an interval of 1 %, or 400 blocks). The best is who is fastest in the
-comparison, of the exhaustive search's three fastest and of the tunings' choices. Measuring time is that within calls.
+comparison, of the exhaustive search's six fastest and of the tunings' choices. Measuring time is that within calls.
 """
 
 import argparse
@@ -30,16 +30,17 @@ from benchmarks.peers_plot import machine
 from benchmarks.timing import shown, under_ranks
 from collectives.selection import default, load
 from tuner import units
+from tuner.decision import SIGNIFICANT
 from tuner.measure import Job, Session, read_samples
-from tuner.search import MOST_BLOCKS, SIGNIFICANT, WIDTH
+from tuner.search import MOST_BLOCKS, WIDTH
 from tuner.space import BASELINE, Candidate, candidate, space
 from tuner.statistics import Interval, geometric_mean, holm, median_interval, ratio_interval, signed_rank
 from tuner.storage import open_samples
 
 CALL: dict[str, Any] = {"collective": "allreduce", "dtype": "float32", "op": "sum"}
-ROUND = 8  # blocks of a size at a time
+ROUND = 40  # blocks of a size at a time: making all candidates ready, and checking them, takes as long
 COMPARED = 120  # blocks of a comparison
-FINALISTS = 3  # of the exhaustive search
+FINALISTS = 6  # of the exhaustive search
 NEAR, SHARE, SIZES = 1.05, 0.25, 0.95  # goals: within 5 % of the best at 95 % of sizes, in a quarter of the time
 Times = dict[int, dict[Candidate, list[float]]]  # by size
 
@@ -135,12 +136,12 @@ def measure(options: argparse.Namespace) -> int:
         if comm.rank:
             session.follow()
             return 0
+        about = {"topology": comm.topology.fingerprint, "nodes": comm.topology.nodes}
+        (options.folder / "about.json").write_text(json.dumps(about))
         try:
             done = stretch(options, session, times_of(path))
         finally:
             session.stop()
-        about = {"topology": comm.topology.fingerprint, "nodes": comm.topology.nodes}
-        (options.folder / "about.json").write_text(json.dumps(about))
         print("all is measured" if done else "there is more to measure: once more")
     return 0
 
@@ -243,7 +244,7 @@ def main() -> int:
     parser.add_argument("-n", type=int, default=2, help="ranks")
     parser.add_argument("--sizes", default="8:16M", help="bytes (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of a tuning, and in its file's name")
-    parser.add_argument("--seconds", type=float, default=75.0, help="of a stretch (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of a stretch (default: %(default)s)")
     parser.add_argument("--folder", type=Path, default=Path("build/search"), help="of samples (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures, and the machine, there")
     options = parser.parse_args()
