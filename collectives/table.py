@@ -179,7 +179,7 @@ class Table(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True)
         self.rules = [rule for _, rule in numbered]
         self._check_advice(where, refusal)
         for said in wrong_conditions(self.tuned):
-            raise TableError(f"{where}: {said}")
+            raise TableError(f"{where}: {said}; {MEND}")
         return self
 
     def _check_advice(self, where: object, refusal: Callable[[Rule], str | None] | None) -> None:

@@ -72,8 +72,8 @@ class Stopped(Exception):
 class Session:
     """All ranks of a measurement. Rank 0 calls `measure` and at last `stop`; the others `follow`."""
 
-    def __init__(self, mpi: Any, comm: Any, samples: IO[str] | None = None):
-        self.mpi, self.comm, self.samples = mpi, comm, samples
+    def __init__(self, mpi: Any, comm: Any, samples: IO[str] | None = None, last_job: int = 0):
+        self.mpi, self.comm, self.samples, self.last_job = mpi, comm, samples, last_job
         self.interrupted = False  # set by a signal handler; all ranks see it at the end of a job
         self.jobs = 0
         self._case: Case | None = None
@@ -268,14 +268,17 @@ class Session:
         return bytes(buffer)
 
     def _record(self, job: Job, times: dict[Candidate, list[float]]) -> None:
-        """Raw samples, a line for each candidate of a job; lines with one `job` were interleaved."""
+        """Raw samples, a line for each candidate of a job; lines with one `job` were interleaved.
+
+        Jobs are numbered on from those that the file has of earlier runs.
+        """
         if self.samples is None or self.mpi.rank:
             return
         for candidate, found in times.items():
             line = {
-                "job": self.jobs, "stage": job.stage, "collective": job.collective, "dtype": job.dtype, "op": job.op,
-                "storage": job.storage, "bytes": job.nbytes, "algorithm": candidate.algorithm,
-                "params": candidate.params, "us": found,
+                "job": self.last_job + self.jobs, "stage": job.stage, "collective": job.collective,
+                "dtype": job.dtype, "op": job.op, "storage": job.storage, "bytes": job.nbytes,
+                "algorithm": candidate.algorithm, "params": candidate.params, "us": found,
             }  # fmt: skip
             self.samples.write(json.dumps(line) + "\n")
         self.samples.flush()

@@ -1,4 +1,4 @@
-"""Where one algorithm overtakes another: times by size with intervals, the baseline, and the choice of the table."""
+"""Where one algorithm overtakes another: times by size with intervals, speed-ups, a heat map, the table's choice."""
 
 import math
 from collections import Counter, defaultdict
@@ -12,8 +12,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from collectives.selection import NATIVE, Table
 from collectives.table import ORDINARY, Rule
-from tuner import units
-from tuner.measure import read_samples
+from tuner import heat, units
+from tuner.beside import STAGE
+from tuner.measure import GLOO, read_samples
 from tuner.space import BASELINE, Candidate, candidate
 from tuner.statistics import Interval, median_interval
 
@@ -35,12 +36,14 @@ MARKS = "osD^vP*Xh<>"
 STRIP = 0.09  # of the lower panel's height
 LETTERS = 120  # that fit along the strip
 TICKS = 11
+OTHERS = {NATIVE: "MPI library's own", GLOO.algorithm: "Gloo"}  # timed beside treering's algorithms
 Points = dict[int, Interval]
 Styles = Mapping[str, tuple[str, str]]
 
 
 def crossover(table: Table, path: Path, output: Path) -> None:
-    """Draws a pair of panels for each collective, dtype and operation of the table: time, and speed-up over native.
+    """Draws panels for each collective, dtype and operation of the table: time, speed-up over native, over Gloo where
+    it was timed, and a heat map of all algorithms.
 
     ValueError where the raw samples are missing or the file cannot be written.
     """
@@ -50,14 +53,21 @@ def crossover(table: Table, path: Path, output: Path) -> None:
         raise ValueError(
             f"no raw samples of this table's rules in {samples_path(table, path)}; tune again to have some"
         )
-    figure = Figure(figsize=(9.5, 7.2 * len(keys)), layout="constrained")
+    served = {key: [rule for rule in table.rules if rule.key == key] for key in keys}
+    gains = {key: over_gloo(groups[key], rules) for key, rules in served.items()}
+    heights = [
+        height for key in keys for height in (4.3, 2.9, 1.5 if gains[key] else 0, heat.height(groups[key])) if height
+    ]  # fmt: skip
+    figure = Figure(figsize=(9.5, sum(heights)), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(2 * len(keys), 1, height_ratios=[3, 2] * len(keys), squeeze=False)[:, 0]
-    for place, key in enumerate(keys):
-        rules = [rule for rule in table.rules if rule.key == key]
-        above, below = panels[2 * place], panels[2 * place + 1]
+    panels = iter(figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0])
+    for key, rules in served.items():
+        above, below = next(panels), next(panels)
         below.sharex(above)
         draw(above, below, groups[key], rules)
+        if gains[key]:
+            draw_gloo(next(panels), above, gains[key])
+        heat.heat(next(panels), groups[key], rules, OTHERS)
         collective, dtype, op, storage = key
         shape = units.shape_name(table.topology.ranks_per_node)
         above.set_title(
@@ -85,15 +95,21 @@ def curves(table: Table, path: Path) -> dict[tuple[str, str, str, str], dict[str
         raise ValueError(f"the raw samples in {place} cannot be read: {error.strerror}") from error
     calls: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for each in lines:
-        if each["stage"] in ("screen", "race") and each["us"]:
+        if each["stage"] in ("screen", "race", STAGE) and each["us"]:
             storage = each.get("storage", ORDINARY)
             calls[each["collective"], each["dtype"], each["op"], storage, each["bytes"]].append(each)
     found: dict[tuple[str, str, str, str], dict[str, Points]] = {}
     for (collective, dtype, op, storage, nbytes), measured in calls.items():
         for rule in table.serving(collective, dtype, op, storage)[:1]:
-            for algorithm, interval in fastest(measured).items():
+            together = [each for each in measured if each["stage"] != STAGE]
+            apart = [us for each in measured if each["stage"] == STAGE for us in each["us"]]
+            for algorithm, interval in [*(fastest(together).items() if together else ()), *gloo_of(apart)]:
                 found.setdefault(rule.key, {}).setdefault(algorithm, {})[nbytes] = interval
     return found
+
+
+def gloo_of(us: Sequence[float]) -> list[tuple[str, Interval]]:
+    return [(GLOO.algorithm, median_interval(us))] if us else []
 
 
 def fastest(measured: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
@@ -123,7 +139,7 @@ def fastest(measured: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
 
 
 def draw(above: Any, below: Any, found: Mapping[str, Points], rules: Sequence[Rule]) -> None:
-    names = sorted((name for name in found if name != NATIVE), key=lambda name: (not chosen(name, rules), name))
+    names = sorted((name for name in found if name not in OTHERS), key=lambda name: (not chosen(name, rules), name))
     styles = {name: (COLOURS[i % len(COLOURS)], MARKS[i % len(MARKS)]) for i, name in enumerate(names)}
     native = found.get(NATIVE, {})
     for name in names:
@@ -137,6 +153,8 @@ def draw(above: Any, below: Any, found: Mapping[str, Points], rules: Sequence[Ru
     if native:
         line(above, native, "MPI library's own", baseline)
         below.axhline(1, **baseline)
+    if GLOO.algorithm in found:
+        line(above, found[GLOO.algorithm], "Gloo", {**baseline, "color": "0.4", "linestyle": ":"})
     sizes = sorted({nbytes for points in found.values() for nbytes in points})
     mark_choice(above, below, found, rules, styles, sizes)
     for panel in (above, below):
@@ -162,6 +180,25 @@ def draw(above: Any, below: Any, found: Mapping[str, Points], rules: Sequence[Ru
         below.set_yscale("log", base=2)
         below.set_ylim(0.25, max(4.0, 1.5 * max(gains, default=1.0)))
         below.yaxis.set_major_formatter(FuncFormatter(lambda gain, _: f"{gain:g}x"))
+
+
+def over_gloo(found: Mapping[str, Points], rules: Sequence[Rule]) -> Points:
+    """How many times as fast as Gloo the table's choice is; they were timed one after the other."""
+    gloo = found.get(GLOO.algorithm, {})
+    return {
+        n: over(gloo[n], point) for rule in rules for n, point in found.get(rule.algorithm, {}).items()
+        if n in gloo and rule.min_bytes <= n <= (math.inf if rule.max_bytes is None else rule.max_bytes)
+    }  # fmt: skip
+
+
+def draw_gloo(panel: Any, above: Any, gains: Points) -> None:
+    line(panel, gains, "", {"color": "0.25", "marker": "o", "markersize": 4, "linewidth": 1.4})
+    panel.sharex(above)
+    panel.set_yscale("log")
+    panel.yaxis.set_major_formatter(FuncFormatter(lambda gain, _: f"{gain:g}x"))
+    panel.grid(True, which="major", color="0.9", linewidth=0.6)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.set_ylabel("speed-up\nover Gloo")
 
 
 def chosen(name: str, rules: Sequence[Rule]) -> bool:

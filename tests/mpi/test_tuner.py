@@ -8,10 +8,12 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from collectives.selection import load
+from collectives.table import Place, Rule, RunnerUp, Table
 from tests import launch
 from tuner.measure import read_samples
 
@@ -109,6 +111,28 @@ def test_a_run_that_was_killed_resumes_with_its_finished_trials(mpich, tmp_path)
     assert int(resumed[0].split()[1]) >= 5
     assert load(tmp_path / "t.json").samples == "t.samples.jsonl"
     assert sorted(path.name for path in tmp_path.glob(".*tmp")) == []
+
+
+def test_a_check_measures_a_tables_rules_anew_and_says_first_where_it_is_not_at_home(mpich, tmp_path):
+    """It starts as many ranks as the table was measured on; a rule that cannot serve is a failure."""
+    place = Place(nodes=1, ranks_per_node=[3], links=["shared-memory"], cpu="another", mpi="MPI", fingerprint="1x3")
+    common: dict[str, Any] = {"collective": "allreduce", "dtype": "float", "op": "arithmetic"}
+    second = RunnerUp(algorithm="two_shot", median_us=2.0)
+    rules = [
+        Rule(**common, min_bytes=0, max_bytes=999, algorithm="one_shot", measured_bytes=512, runner_up=second),
+        Rule(**common, min_bytes=1000, max_bytes=None, algorithm="swing", measured_bytes=4096, median_us=1.0),
+    ]
+    Table(topology=place, rules=rules).save(tmp_path / "t.json")
+    done = treering(mpich.name, "tune", "--check", "t.json", "--budget", "2s", "--json", cwd=tmp_path)
+    answer = json.loads(done.stdout)
+    assert answer["elsewhere"].startswith("it was measured with cpu another, and this is ")
+    small, large = answer["rules"]
+    assert (small["choice"], small["bytes"], small["fault"]) == ("one_shot", 512, "")
+    assert small["now_us"][1] <= small["now_us"][0] <= small["now_us"][2]
+    assert small["over"].keys() == {"runner-up"}
+    assert "an even number of ranks, not 3" in large["fault"]
+    assert done.returncode == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.json"]
 
 
 def test_an_interrupt_finishes_the_table_from_what_there_is(mpich, tmp_path):

@@ -232,8 +232,9 @@ def test_a_plot_without_its_samples_or_to_nowhere_says_so(capsys, table, tmp_pat
     assert "s.jsonl cannot be read: No such file" in err
     line = {"job": 1, "stage": "race", "collective": "allreduce", "dtype": "float32", "op": "sum", "bytes": 8,
             "algorithm": "ring", "params": {}, "us": [1.0, 2.0, 3.0]}  # fmt: skip
-    other = {**line, "bytes": 16, "us": [2.0]}
-    (tmp_path / "s.jsonl").write_text(f"{json.dumps(line)}\n{json.dumps(other)}\n{{torn")
+    lines = [line, {**line, "algorithm": "one_shot"}, {**line, "bytes": 16, "us": [2.0]}]
+    lines += [{**each, "stage": "gloo", "algorithm": "gloo", "job": 2} for each in (line, {**line, "bytes": 32})]
+    (tmp_path / "s.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in lines) + "{torn")
     for name, status in (("a.png", 0), ("a.svg", 0), ("absent/a.png", 2), ("a.nothing", 2)):
         assert run(capsys, "show", str(table), "--plot", str(tmp_path / name))[0] == status
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"

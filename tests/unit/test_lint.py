@@ -80,9 +80,11 @@ def test_the_schema_is_the_file_and_says_what_the_loader_says():
         except ValueError:  # no JSON at all
             continue
         else:
-            fields = made["$defs"]["Rule"]["properties"]
-            names = ("collective", "dtype", "op", "storage")
-            taken = all(getattr(rule, name) in fields[name]["enum"] for rule in converted.rules for name in names)
+            taken = all(
+                getattr(each, name) in said["enum"]
+                for each in (*converted.rules, *converted.tuned)
+                for name, said in made["$defs"][type(each).__name__]["properties"].items() if "enum" in said
+            )  # fmt: skip
         assert fits(value, made, made) == taken, mutant
         counts[taken] += 1
     assert min(counts.values()) > 200

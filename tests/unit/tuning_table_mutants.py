@@ -32,14 +32,15 @@ from typing import Any
 import msgspec
 
 from collectives.advice import BucketAdvice, Measured
+from collectives.conditions import Conditions, Finding
 from collectives.errors import TableError
 from collectives.settings import refused
 from collectives.table import SCHEMA, LinkCost, Place, Rule, RunnerUp, Table, load, parse
 
 SECONDS = 5.0
 PLACE = re.compile(
-    r"line \d|byte \d|position \d|`?\$|rules\[\d|ddp\[\d|schema|topology|key '|missing required|unknown field|"
-    r"is a directory|not a regular file|name a table that exists|Expected `object`|recursion|Exceeds the limit|"
+    r"line \d|byte \d|position \d|`?\$|rules\[\d|ddp\[\d|tuned\[\d|schema|topology|key '|missing required|"
+    r"unknown field|is a directory|not a regular file|name a table that exists|Expected `object`|recursion|Exceeds the limit|"
     r"has \d+ bytes"
 )
 MEND = re.compile(
@@ -69,7 +70,9 @@ def everything() -> Table:
     place = Place(nodes=1, ranks_per_node=[2], links=["shared-memory"], cpu='a "cpu"', mpi="b", fingerprint="1x2 | ü")
     timed: dict[str, Any] = {"measured_bytes": 4096, "median_us": 1.5, "low_us": 1.25, "high_us": 2.0, "native_us": 1.5}
     common: dict[str, Any] = {"collective": "allreduce", "dtype": "float", "op": "arithmetic"}
-    second = RunnerUp(algorithm="ring", params={"segment_bytes": 65536, "slots": 2}, median_us=2.5)
+    second = RunnerUp(
+        algorithm="ring", params={"segment_bytes": 65536, "slots": 2}, median_us=2.5, over_best=(1.4, 1.5, 1.75)
+    )
     rules = [
         Rule(**common, min_bytes=0, max_bytes=5792, algorithm="one_shot", runner_up=second, **timed),
         Rule(**common, min_bytes=5793, max_bytes=1 << 20, algorithm="two_shot", params={"kernel_bytes": 65536}),
@@ -81,9 +84,18 @@ def everything() -> Table:
     way = Measured(bucket_cap_mb=None, buckets=[100, 200], median_ms=2.0, low_ms=1.0, high_ms=3.0, over_default=1.0,
                    over_default_low=1.0, over_default_high=1.0)  # fmt: skip
     advice = BucketAdvice(model="m:f", signature="s", best=0, measured=[way])
+    finding = Finding(guideline="no longer than of a longer message", bytes=64, ratio=1.2, low=1.1, high=1.3)
+    tuned = Conditions(collective="allreduce", dtype="float", op="arithmetic", drift=1.5, findings=[finding])
     link = LinkCost(class_="shared-memory", alpha_us=0.5, beta_us_per_MiB=100.0, gamma_us_per_MiB=20.5, error=1.5)
     return Table(
-        treering="0.1.0", created="2026", topology=place, links=[link], samples="s.jsonl", rules=rules, ddp=[advice]
+        treering="0.1.0",
+        created="2026",
+        topology=place,
+        links=[link],
+        samples="s.jsonl",
+        rules=rules,
+        ddp=[advice],
+        tuned=[tuned],
     ).check()
 
 
@@ -271,8 +283,11 @@ def said_in(said: Any, held: Any) -> bool:
     return bool(said == held or (isinstance(held, float) and float(said) == held))
 
 
-# Of LinkCost, which does not write what is at its default.
-DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(LinkCost) if not field.required}
+# Of those that do not write what is at its default.
+DEFAULTS = {
+    field.name: [] if field.default is msgspec.NODEFAULT else field.default
+    for kind in (LinkCost, Conditions) for field in msgspec.structs.fields(kind) if not field.required
+}  # fmt: skip
 
 
 def unserved(table: Table) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from collectives.conditions import OBJECTIVES, PRECISIONS
 from collectives.errors import TableError
 from collectives.selection import Table, load
 from collectives.settings import files, refused
@@ -114,13 +115,14 @@ def twice(tables: dict[Path, Table]) -> Iterator[tuple[Path, str]]:
 def schema() -> dict[str, Any]:
     """The JSON schema of tables, from the types that read them. What it cannot say: that rules cover each size once."""
     made = msgspec.json.schema(Table)
-    fields = made["$defs"]["Rule"]["properties"]
-    names: tuple[tuple[str, Sequence[str]], ...] = (
-        ("collective", COLLECTIVES),
-        ("dtype", (*DTYPE_CLASS, *DTYPE_CLASSES, ANY)),
-        ("op", (*OP_CLASS, *OP_CLASSES, ANY)),
-        ("storage", (*STORAGES, GPU)),
+    names: tuple[tuple[str, str, Sequence[str]], ...] = (
+        ("Rule", "collective", COLLECTIVES),
+        ("Rule", "dtype", (*DTYPE_CLASS, *DTYPE_CLASSES, ANY)),
+        ("Rule", "op", (*OP_CLASS, *OP_CLASSES, ANY)),
+        ("Rule", "storage", (*STORAGES, GPU)),
+        ("Conditions", "objective", OBJECTIVES),
+        ("Conditions", "precision", PRECISIONS),
     )
-    for field, allowed in names:
-        fields[field]["enum"] = list(allowed)
+    for kind, field, allowed in names:
+        made["$defs"][kind]["properties"][field]["enum"] = list(allowed)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "treering tuning table", **made}

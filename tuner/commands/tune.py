@@ -1,7 +1,6 @@
 """Measure this machine's collectives and write a tuning table. With --storage a run that was stopped resumes."""
 
 import argparse
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -65,6 +64,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ddp", metavar="MODULE:FACTORY",
                         help="tune DDP buckets by whole steps of a PyTorch model: FACTORY() returns (model, batch) "
                              "or (model, loss), and what is best goes into the table")  # fmt: skip
+    parser.add_argument("--gloo", action="store_true",
+                        help="time PyTorch's Gloo too, after all else, for `treering show --plot`")  # fmt: skip
     asked.add(parser)
     parser.add_argument("--target", choices=TARGETS, metavar="LIBRARY",
                         help="tune the MPI library's own collective instead: openmpi, mpich or impi")  # fmt: skip
@@ -97,11 +98,12 @@ def run(args: argparse.Namespace) -> int:
     from tuner.measure import Session
 
     with collectives.Communicator(world) as comm:
-        samples = samples_file(args) if world.rank == 0 else None
-        session = Session(world, comm, samples)
+        samples, last_job = samples_file(args) if world.rank == 0 else (None, 0)
+        session = Session(world, comm, samples, last_job)
         with interrupts(session):
             if world.rank:
                 session.follow()
+                session.close()
                 return 0
             try:
                 return lead(args, session)
@@ -110,6 +112,7 @@ def run(args: argparse.Namespace) -> int:
                 return 2
             finally:
                 session.stop()
+                session.close()
                 if samples:
                     samples.close()
 
@@ -207,16 +210,16 @@ def check_files(args: argparse.Namespace) -> None:
             )
 
 
-def samples_file(args: argparse.Namespace) -> Any:
-    """Where raw samples go. Those of other rules of the same table stay, and, with a storage, those of earlier runs."""
-    from tuner.measure import read_samples
+def samples_file(args: argparse.Namespace) -> tuple[Any, int]:
+    """Where raw samples go, and the last job there. Those of other rules stay, and, with a storage, of earlier runs."""
+    from tuner.storage import open_samples
 
-    path = args.output.with_suffix(".samples.jsonl")
-    if path.exists() and not args.storage:
-        call = args.collective, args.dtype, args.op
-        kept = [line for line in read_samples(path) if (line["collective"], line["dtype"], line["op"]) != call]
-        path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-    return open(path, "a", encoding="utf-8")
+    call = args.collective, args.dtype, args.op
+    again = not args.storage
+    return open_samples(
+        args.output.with_suffix(".samples.jsonl"),
+        lambda line: again and (line["collective"], line["dtype"], line["op"]) == call,
+    )
 
 
 @contextmanager
@@ -235,18 +238,6 @@ def interrupts(session: Any) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def storage_of(url: str | None) -> Any:
-    """Optuna's storage: memory, a journal file, or a database."""
-    if url is None or "://" in url:
-        import optuna
-
-        return optuna.storages.get_storage(url)
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
-
-    return JournalStorage(JournalFileBackend(url))
-
-
 def lead(args: argparse.Namespace, session: Any) -> int:
     """What rank 0 does: search, then write the table from what there is."""
     import collectives
@@ -255,6 +246,7 @@ def lead(args: argparse.Namespace, session: Any) -> int:
     from tuner.search import Clock, Search
     from tuner.seeding import Seeds, links_of
     from tuner.space import space
+    from tuner.storage import storage_of
 
     topology = session.comm.topology
     wanted = asked.constraints(args, topology)
@@ -285,6 +277,11 @@ def lead(args: argparse.Namespace, session: Any) -> int:
         ended = search.run(sizes, studies)
         search.clock = Clock(args.budget * SHARED_TIME)
         shared, ended = search.run_symmetric(sizes) if shares and not ended else ([], ended)
+    if args.gloo and not ended:
+        from tuner.beside import SHARE, time_gloo
+
+        if lacks := time_gloo(session, args.collective, args.dtype, args.op, args.sizes, SHARE * args.budget):
+            note(f"without Gloo: {lacks}")
     measured = [size for size in sizes if size.race]
     for size in [*sizes, *shared]:
         for candidate, fault in size.faults.items():
