@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from collectives.canonical import canonical
-from collectives.conditions import MEDIAN, OBJECTIVES, PRECISIONS, Conditions
+from collectives.conditions import MEDIAN, OBJECTIVES, PRECISIONS, Conditions, Finding
 from tuner.cases import HALVES
 from tuner.commands.common import UsageError
 from tuner.decision import Constraints, Measured, price
@@ -57,14 +57,16 @@ def constraints(args: argparse.Namespace, topology: Any) -> Constraints:
     )
 
 
-def conditions(args: argparse.Namespace, sizes: Sequence[Measured]) -> Conditions:
+def conditions(
+    args: argparse.Namespace, sizes: Sequence[Measured], findings: Sequence[Finding], drift: float | None
+) -> Conditions:
     """What the table says of it."""
     costs = price(sizes) if args.deterministic else None
     key = key_of(args.collective, args.dtype, args.op)
     return Conditions(
         collective=key["collective"], dtype=key["dtype"], op=key["op"], deterministic=args.deterministic,
         price=rounded(costs) if costs else None, precision=args.precision, objective=args.objective,
-        allow_native=args.allow_native,
+        allow_native=args.allow_native, drift=rounded(drift) if drift else None, findings=list(findings),
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ DIGITS = 4
 def rules_of(collective: str, dtype: str, op: str, sizes: Sequence[Measured]) -> list[Rule]:
     """Rules that cover every size. Between two sizes with different winners the border is their geometric mean.
 
-    The times of a rule are those at the largest size that it was measured at, which is named.
+    The times of a rule are those at the largest size asked for that it was measured at, which is named.
     """
     key: dict[str, Any] = key_of(collective, dtype, op) | {"storage": sizes[0].storage}
     groups = [list(group) for _, group in groupby(sizes, key=lambda size: size.winner)]
@@ -29,7 +29,8 @@ def rules_of(collective: str, dtype: str, op: str, sizes: Sequence[Measured]) ->
     for place, group in enumerate(groups):
         low = borders[place - 1] + 1 if place else 0
         high = borders[place] if place < len(borders) else None
-        at = next((size for size in reversed(group) if size.race), None)
+        raced = [size for size in group if size.race]
+        at = max(raced, key=lambda size: (not size.between, size.nbytes), default=None)
         winner = group[0].winner
         assert winner is not None
         found: dict[str, Any] = times(at, winner) if at else {}
