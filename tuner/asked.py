@@ -6,8 +6,9 @@ from typing import Any
 
 from collectives.canonical import canonical
 from collectives.conditions import MEDIAN, OBJECTIVES, PRECISIONS, Conditions, Finding
+from tuner import units
 from tuner.cases import HALVES
-from tuner.commands.common import UsageError
+from tuner.commands.common import UsageError, value
 from tuner.decision import Constraints, Measured, price
 from tuner.rules import key_of, rounded
 from tuner.space import Candidate
@@ -22,6 +23,8 @@ def add(parser: argparse.ArgumentParser) -> None:
                         help="of halves: rounded at each hop, or summed in float32 (default: %(default)s)")  # fmt: skip
     parser.add_argument("--objective", choices=OBJECTIVES, default=MEDIAN,
                         help="the median, or what 95 %% of calls stay within (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--interval", type=value(units.parse_percent), default="1%", metavar="PERCENT",
+                        help="half the 95 %% interval of a time that is known well (default: %(default)s)")  # fmt: skip
 
 
 def check(args: argparse.Namespace) -> None:
@@ -53,8 +56,9 @@ def constraints(args: argparse.Namespace, topology: Any) -> Constraints:
         return canonical(args.collective, each.algorithm, each.params, topology.nodes)
 
     return Constraints(
-        MEASURES[args.objective], args.precision, args.allow_native, in_order if args.deterministic else None
-    )
+        MEASURES[args.objective], args.precision, args.allow_native, in_order if args.deterministic else None,
+        args.interval,
+    )  # fmt: skip
 
 
 def conditions(
@@ -72,8 +76,6 @@ def conditions(
 
 def price_told(sizes: Sequence[Measured]) -> str:
     """What folding in order costs, size by size where it costs something."""
-    from tuner import units
-
     dear = [(units.size(size.nbytes), found) for size in sizes if (found := size.price()) and found > 1]
     whole = price(sizes)
     if whole is None:

@@ -17,12 +17,17 @@ LOOSE_TIE = 0.05  # nearer than this, and within the noise, is as good too
 
 @dataclass(frozen=True)
 class Constraints:
-    """What a candidate must keep to serve, and by what it is compared. in_order: None, where any order will do."""
+    """What a candidate must keep to serve, and by what it is compared.
+
+    in_order: None, where any order will do. width: a figure is known well enough when half its interval, as a part of
+    the figure, is less.
+    """
 
     objective: Objective = BY_MEDIAN
     precision: str = PRECISIONS[0]
     allow_native: bool = False
     in_order: Callable[[Candidate], bool] | None = None
+    width: float = 0.01
 
     def allow(self, candidate: Candidate) -> bool:
         if candidate == BASELINE:

@@ -12,7 +12,6 @@ MOST_BLOCKS = 400  # of a whole race, likewise
 ENOUGH_BLOCKS = 40  # of a race in which nobody rivals the default any more, likewise
 RACERS = 5  # beside the default, the baseline and the best that may not serve
 NEAR = 1.3  # times the best screened: may still win a race
-WIDTH = 0.01  # a figure known this well (half its interval, relative) is known well enough
 
 Measure = Callable[[Measured, Sequence[Candidate], int], Outcome]  # at a size, so many blocks of these
 
@@ -68,7 +67,7 @@ def settled(size: Measured, running: Sequence[Candidate]) -> bool:
     rivals = [each for each in running if each not in staying]
     if not rivals:
         return done(size) >= ENOUGH_BLOCKS * objective.blocks
-    known = all(objective.interval(size.race[each]).relative_width < WIDTH for each in running)
+    known = all(objective.interval(size.race[each]).relative_width < size.asked.width for each in running)
     return known and len(rivals) == 1
 
 

@@ -11,8 +11,9 @@ from collectives.conditions import Conditions
 from collectives.contract import REDUCING
 from collectives.table import ANY, DTYPE_CLASS, OP_CLASS, LinkCost, Place, Rule, RunnerUp, Table
 from tuner.decision import Measured
+from tuner.objective import TAIL
 from tuner.space import BASELINE, Candidate
-from tuner.statistics import Interval
+from tuner.statistics import Interval, quantile
 
 DIGITS = 4
 
@@ -65,6 +66,7 @@ def times(size: Measured, winner: Candidate) -> dict[str, Any]:
         "median_us": rounded(known.median),
         "low_us": rounded(known.low),
         "high_us": rounded(known.high),
+        "p95_us": rounded(quantile(size.race[winner], TAIL)),
         "runner_up": None if second is None else RunnerUp(
             algorithm=second.algorithm, params=second.params, median_us=rounded(medians[second]),
             over_best=(rounded(over.low), rounded(over.median), rounded(over.high)),

@@ -63,6 +63,7 @@ def table(tmp_path):
         (["tune", "--sizes", "16M:8"], "'16M:8' runs backwards; write the smaller size first, 8:16M"),
         (["tune", "--sizes", "8x"], "'8x' is not a size"),
         (["tune", "--sizes", "10", "-n", "2"], "10 bytes are no whole number of float32"),
+        (["tune", "--interval", "none"], "'none' is not a percentage above 0; write 1% or 0.5%"),
         (["tune", "--budget", "soon"], "'soon' is not a duration; write 60s, 2m or 1h"),
         (["tune", "-n", "0"], "'0' is not a number from 1"),
         (["tune", "-n", "two"], "'two' is not a number"),
