@@ -30,9 +30,9 @@ from benchmarks.peers_plot import machine
 from benchmarks.timing import shown, under_ranks
 from collectives.selection import default, load
 from tuner import units
-from tuner.decision import SIGNIFICANT
+from tuner.decision import SIGNIFICANT, Constraints
 from tuner.measure import Job, Session, read_samples
-from tuner.search import MOST_BLOCKS, WIDTH
+from tuner.race import MOST_BLOCKS
 from tuner.space import BASELINE, Candidate, candidate, space
 from tuner.statistics import Interval, geometric_mean, holm, median_interval, ratio_interval, signed_rank
 from tuner.storage import open_samples
@@ -68,7 +68,7 @@ def every(nodes: Sequence[Sequence[int]], sizes: Sequence[int]) -> dict[int, lis
 def known(times: Mapping[Candidate, list[float]]) -> bool:
     """Whether all candidates of a size are known well enough."""
     blocks = min(map(len, times.values()), default=0)
-    narrow = blocks >= ROUND and all(median_interval(us).relative_width < WIDTH for us in times.values())
+    narrow = blocks >= ROUND and all(median_interval(us).relative_width < Constraints().width for us in times.values())
     return blocks >= MOST_BLOCKS or narrow
 
 

@@ -6,10 +6,12 @@ from typing import Annotated
 
 import msgspec
 
-from collectives.advice import Bytes, Name
+from collectives.advice import Name
 
 OBJECTIVES = MEDIAN, P95 = "median", "p95"  # what of a candidate's times counts
 PRECISIONS = ("fast", "accurate")
+DRIFTED = 1.1  # times its best: less is no drift, but noise
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Ratio = Annotated[float, msgspec.Meta(gt=0)]
 
 
@@ -17,7 +19,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A guideline that does not hold at one size: how many times longer than it allows a call takes, with 95 %."""
 
     guideline: Name
-    bytes: Bytes
+    bytes: Count
     ratio: Ratio
     low: Ratio
     high: Ratio

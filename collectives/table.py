@@ -105,8 +105,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Messages of min_bytes to max_bytes (both included; None: no end) are served by `algorithm` with `params`.
 
     On symmetric storage that is one_pass, or what serves ordinary memory, where the rules for that decide.
-    The times are those at `measured_bytes`, a size within the interval: median and its 95 % interval, microseconds,
-    the largest over ranks.
+    The times are those at `measured_bytes`, a size within the interval: median and its 95 % interval, and what 95 % of
+    calls stayed within, microseconds, the largest over ranks.
     """
 
     collective: Name
@@ -121,6 +121,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     median_us: Amount | None = None
     low_us: Amount | None = None
     high_us: Amount | None = None
+    p95_us: Amount | None = None
     runner_up: RunnerUp | None = None
     native_us: Amount | None = None
 
@@ -264,8 +265,8 @@ def _wrong(rule: Rule) -> str | None:
             return f"{field} is {value!r}; use one of {', '.join(names)}"
     if rule.max_bytes is not None and rule.max_bytes < rule.min_bytes:
         return f"max_bytes {rule.max_bytes} is below min_bytes {rule.min_bytes}; {MEND}"
-    times = {"median_us": rule.median_us, "low_us": rule.low_us, "high_us": rule.high_us, "native_us": rule.native_us}
-    for field, time in times.items():
+    for field in ("median_us", "low_us", "high_us", "p95_us", "native_us"):
+        time: float | None = getattr(rule, field)
         if time is not None and not (math.isfinite(time) and time >= 0):
             return f"{field} is {time}; a time is a finite number of microseconds"
     low, median, high = rule.low_us, rule.median_us, rule.high_us

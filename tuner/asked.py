@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from collectives.canonical import canonical
-from collectives.conditions import MEDIAN, OBJECTIVES, PRECISIONS, Conditions
+from collectives.conditions import MEDIAN, OBJECTIVES, PRECISIONS, Conditions, Finding
+from tuner import units
 from tuner.cases import HALVES
-from tuner.commands.common import UsageError
+from tuner.commands.common import UsageError, value
 from tuner.decision import Constraints, Measured, price
 from tuner.rules import key_of, rounded
 from tuner.space import Candidate
@@ -22,6 +23,8 @@ def add(parser: argparse.ArgumentParser) -> None:
                         help="of halves: rounded at each hop, or summed in float32 (default: %(default)s)")  # fmt: skip
     parser.add_argument("--objective", choices=OBJECTIVES, default=MEDIAN,
                         help="the median, or what 95 %% of calls stay within (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--interval", type=value(units.parse_percent), default="1%", metavar="PERCENT",
+                        help="half the 95 %% interval of a time that is known well (default: %(default)s)")  # fmt: skip
 
 
 def check(args: argparse.Namespace) -> None:
@@ -53,25 +56,26 @@ def constraints(args: argparse.Namespace, topology: Any) -> Constraints:
         return canonical(args.collective, each.algorithm, each.params, topology.nodes)
 
     return Constraints(
-        MEASURES[args.objective], args.precision, args.allow_native, in_order if args.deterministic else None
-    )
+        MEASURES[args.objective], args.precision, args.allow_native, in_order if args.deterministic else None,
+        args.interval,
+    )  # fmt: skip
 
 
-def conditions(args: argparse.Namespace, sizes: Sequence[Measured]) -> Conditions:
+def conditions(
+    args: argparse.Namespace, sizes: Sequence[Measured], findings: Sequence[Finding], drift: float | None
+) -> Conditions:
     """What the table says of it."""
     costs = price(sizes) if args.deterministic else None
     key = key_of(args.collective, args.dtype, args.op)
     return Conditions(
         collective=key["collective"], dtype=key["dtype"], op=key["op"], deterministic=args.deterministic,
         price=rounded(costs) if costs else None, precision=args.precision, objective=args.objective,
-        allow_native=args.allow_native,
+        allow_native=args.allow_native, drift=rounded(drift) if drift else None, findings=list(findings),
     )  # fmt: skip
 
 
 def price_told(sizes: Sequence[Measured]) -> str:
     """What folding in order costs, size by size where it costs something."""
-    from tuner import units
-
     dear = [(units.size(size.nbytes), found) for size in sizes if (found := size.price()) and found > 1]
     whole = price(sizes)
     if whole is None:

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
+from tuner.clock import Clock
 from tuner.contenders import gloo_lacks
 from tuner.measure import GLOO, Job, Session, Stopped
-from tuner.search import Clock, within
+from tuner.search import within
 
 STAGE = "gloo"
 SHARE = 0.1  # of the budget, in addition to it

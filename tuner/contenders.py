@@ -7,8 +7,8 @@ from typing import Any
 
 from collectives.conditions import PRECISIONS
 from collectives.contract import REDUCING
-from collectives.errors import UnsupportedError
 from tuner.cases import HALVES, Case, chunk
+from tuner.composed import COMPOSED, call, composed
 from tuner.space import BASELINE, Candidate
 
 Run = Callable[[], object]
@@ -45,15 +45,10 @@ def treering(comm: Any, case: Case, candidate: Candidate, precision: str | None 
         options["count"] = case.count
     if case.out is not None:
         options["out"] = case.out
-    if precision in (None, PRECISIONS[0]):
-        plan: Run = comm.plan(case.collective, case.x, **options)
-        return plan
-    options["precision"] = precision
-    try:
-        plan = comm.plan(case.collective, case.x, **options)
-    except UnsupportedError:
-        method = getattr(comm, case.collective)
-        return lambda: method(case.x, **options)
+    if precision not in (None, PRECISIONS[0]):
+        made: Run = call(comm, case.collective, case.x, **options, precision=precision)
+        return made
+    plan: Run = comm.plan(case.collective, case.x, **options)
     return plan
 
 
@@ -90,7 +85,11 @@ def native(mpi: Any, case: Case, op: Any = None) -> Run:
 
 
 def run_of(comm: Any, mpi: Any, case: Case, candidate: Candidate, precision: str | None = None) -> Run:
-    return native(mpi, case) if candidate == BASELINE else treering(comm, case, candidate, precision)
+    if candidate == BASELINE:
+        return native(mpi, case)
+    make = composed if candidate.algorithm in COMPOSED else treering
+    run: Run = make(comm, case, candidate, precision)
+    return run
 
 
 class Gloo:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from collectives.conditions import PRECISIONS
 from collectives.table import ORDINARY
@@ -16,12 +17,17 @@ LOOSE_TIE = 0.05  # nearer than this, and within the noise, is as good too
 
 @dataclass(frozen=True)
 class Constraints:
-    """What a candidate must keep to serve, and by what it is compared. in_order: None, where any order will do."""
+    """What a candidate must keep to serve, and by what it is compared.
+
+    in_order: None, where any order will do. width: a figure is known well enough when half its interval, as a part of
+    the figure, is less.
+    """
 
     objective: Objective = BY_MEDIAN
     precision: str = PRECISIONS[0]
     allow_native: bool = False
     in_order: Callable[[Candidate], bool] | None = None
+    width: float = 0.01
 
     def allow(self, candidate: Candidate) -> bool:
         if candidate == BASELINE:
@@ -41,6 +47,7 @@ class Measured:
     baseline: bool
     storage: str = ORDINARY
     asked: Constraints = FASTEST
+    between: bool = False  # two sizes that were asked for
     ratios: dict[Candidate, float] = field(default_factory=dict)  # to the default, from screening
     race: dict[Candidate, list[float]] = field(default_factory=dict)
     faults: dict[Candidate, str] = field(default_factory=dict)
@@ -77,9 +84,8 @@ class Measured:
     def beside(self, other: Candidate, candidate: Candidate) -> float:
         """The other's median as it would be over all of the candidate's blocks."""
         ours, theirs = self.race[candidate], self.race[other]
-        common = min(len(ours), len(theirs))
-        ratio = BY_MEDIAN.ratio(theirs[:common], ours[:common]).median
-        return ratio * median_interval(ours).median
+        shared = zip(ours, theirs, strict=False)  # blocks; who dropped out has fewer
+        return median(their / our for our, their in shared) * median(ours)
 
     def price(self) -> float | None:
         """How many times as long as the fastest that may not serve the winner takes; 1 unless it is slower for sure."""

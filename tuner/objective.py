@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from collectives.conditions import MEDIAN, P95
 from tuner.statistics import (
     Interval,
     fewer_beyond,
     median_interval,
+    quantile,
     quantile_interval,
     quantile_ratio,
     ratio_interval,
@@ -21,11 +23,12 @@ Times = Sequence[float]
 class Objective:
     """Times of two candidates are paired: the k-th ones were measured in the same block.
 
-    interval: of the samples' figure. ratio: of ours to the reference's. p_value: chance of such times if ours were not
-    the smaller. blocks: how many times the blocks that a median needs.
+    figure: what counts of samples. interval: of the figure. ratio: of ours to the reference's. p_value: chance of such
+    times if ours were not the smaller. blocks: how many times the blocks that a median needs.
     """
 
     name: str
+    figure: Callable[[Times], float]
     interval: Callable[[Times], Interval]
     ratio: Callable[[Times, Times], Interval]
     p_value: Callable[[Times, Times], float]
@@ -34,9 +37,10 @@ class Objective:
 
 TAIL = 0.95
 OBJECTIVES = {
-    MEDIAN: Objective(MEDIAN, median_interval, ratio_interval, signed_rank),
+    MEDIAN: Objective(MEDIAN, median, median_interval, ratio_interval, signed_rank),
     P95: Objective(
         P95,
+        lambda us: quantile(us, TAIL),
         lambda us: quantile_interval(us, TAIL),
         lambda ours, reference: quantile_ratio(ours, reference, TAIL),
         lambda ours, reference: fewer_beyond(ours, reference, TAIL),

@@ -11,8 +11,9 @@ from collectives.conditions import Conditions
 from collectives.contract import REDUCING
 from collectives.table import ANY, DTYPE_CLASS, OP_CLASS, LinkCost, Place, Rule, RunnerUp, Table
 from tuner.decision import Measured
+from tuner.objective import TAIL
 from tuner.space import BASELINE, Candidate
-from tuner.statistics import Interval
+from tuner.statistics import Interval, quantile
 
 DIGITS = 4
 
@@ -20,7 +21,7 @@ DIGITS = 4
 def rules_of(collective: str, dtype: str, op: str, sizes: Sequence[Measured]) -> list[Rule]:
     """Rules that cover every size. Between two sizes with different winners the border is their geometric mean.
 
-    The times of a rule are those at the largest size that it was measured at, which is named.
+    The times of a rule are those at the largest size asked for that it was measured at, which is named.
     """
     key: dict[str, Any] = key_of(collective, dtype, op) | {"storage": sizes[0].storage}
     groups = [list(group) for _, group in groupby(sizes, key=lambda size: size.winner)]
@@ -29,7 +30,8 @@ def rules_of(collective: str, dtype: str, op: str, sizes: Sequence[Measured]) ->
     for place, group in enumerate(groups):
         low = borders[place - 1] + 1 if place else 0
         high = borders[place] if place < len(borders) else None
-        at = next((size for size in reversed(group) if size.race), None)
+        raced = [size for size in group if size.race]
+        at = max(raced, key=lambda size: (not size.between, size.nbytes), default=None)
         winner = group[0].winner
         assert winner is not None
         found: dict[str, Any] = times(at, winner) if at else {}
@@ -64,6 +66,7 @@ def times(size: Measured, winner: Candidate) -> dict[str, Any]:
         "median_us": rounded(known.median),
         "low_us": rounded(known.low),
         "high_us": rounded(known.high),
+        "p95_us": rounded(quantile(size.race[winner], TAIL)),
         "runner_up": None if second is None else RunnerUp(
             algorithm=second.algorithm, params=second.params, median_us=rounded(medians[second]),
             over_best=(rounded(over.low), rounded(over.median), rounded(over.high)),

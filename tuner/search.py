@@ -16,16 +16,22 @@ import random
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from time import monotonic
+from dataclasses import dataclass, replace
 from typing import Any
 
+from collectives.conditions import Finding
+from collectives.dtypes import ITEMSIZE
 from collectives.errors import CollectiveError
 from collectives.selection import ONE_PASS
 from collectives.table import SYMMETRIC
 from tuner import units
-from tuner.decision import FASTEST, SIGNIFICANT, Constraints, Measured, decide
+from tuner.clock import Clock
+from tuner.decision import FASTEST, Constraints, Measured, decide
+from tuner.drift import Watch
+from tuner.guidelines import check_compositions, check_measured
 from tuner.measure import Job, Outcome, Session, Stopped
+from tuner.race import kept, race, racers, stake
+from tuner.refine import refine
 from tuner.space import BASELINE, Candidate, Space
 from tuner.statistics import ratio_interval
 
@@ -33,28 +39,12 @@ FEW = 24  # candidates that are all tried
 BATCH = 5  # candidates screened together
 SCREEN_SHARE = 0.55  # of the budget
 SCREEN_BLOCKS = (5, 25)
+REFINE_SHARE = 0.2  # of what the race has, for sizes between two winners and for guidelines
+FIRST_LAP = 0.6  # of the race, the same for each size
 OVERTIME = 0.25  # of the budget, so that sizes which were screened get a short race
-RACE_BLOCKS = (6, 40)  # of one round of a race
-MOST_BLOCKS = 400  # of a whole race
-ENOUGH_BLOCKS = 40  # of a race in which nobody rivals the default any more
-RACERS = 5  # beside the default and the baseline
 GUESTS = 2  # from the size below
-NEAR = 1.3  # times the best screened: may still win a race
 MOST_FREE = 10  # ways of the best algorithm that may not serve, beside its typical ones
 HOPELESS = 4.0  # times the default: not worth more than a look
-WIDTH = 0.01  # a median known this well (half its interval, relative) is known well enough
-
-
-@dataclass
-class Clock:
-    """A budget of seconds."""
-
-    seconds: float
-    started: float = field(default_factory=monotonic)
-
-    @property
-    def left(self) -> float:
-        return self.started + self.seconds - monotonic()
 
 
 class Study:
@@ -142,41 +132,52 @@ class Search:
     asked: Constraints = FASTEST
     progress: Callable[[float, str], None] | None = None
     first: Callable[[int], list[Candidate]] | None = None  # what to try first at a size
+    default: Callable[[int], Candidate] | None = None  # at a size that nobody has asked for
+    watch: Watch | None = None
     free: Callable[[int], Space] | None = None  # of a size, with what the conditions leave out
+    ended: str | None = None  # why, where measuring ended early
 
     def run(self, sizes: Sequence[Measured], studies: Sequence[Study]) -> str | None:
-        """Fills in what is measured. Returns why it ended early: an interrupt, a failure; None if it did not."""
-        ended = None
-        try:
+        """Fills in what is measured. Returns why it ended early, if it did."""
+
+        def measure() -> None:
             self._screen(sizes, studies)
             self._race(sizes, studies)
-        except Interrupted:
-            ended = "interrupted"
-        except (Stopped, CollectiveError) as error:
-            ended = str(error)
-        decide(sizes)
-        return ended
 
-    def run_symmetric(self, sizes: Sequence[Measured]) -> tuple[list[Measured], str | None]:
+        self._stage(measure)
+        decide(sizes)
+        return self.ended
+
+    def run_symmetric(self, sizes: Sequence[Measured]) -> list[Measured]:
         """On symmetric memory the question is only whether one pass over it beats what serves ordinary memory there.
 
-        The sizes, measured anew with that question, and why it ended early, if it did.
+        The sizes, measured anew with that question.
         """
         default = Candidate(ONE_PASS)
         asked = replace(self.asked, allow_native=False)
         found = [Measured(size.nbytes, default, size.baseline, SYMMETRIC, asked) for size in sizes]
-        ended = None
-        try:
+        clock = self.clock.part(1 - REFINE_SHARE)
+
+        def measure() -> None:
             for place, (size, ordinary) in enumerate(zip(found, sizes, strict=True)):
-                size.ratios = {each: 1.0 for each in (default, ordinary.winner) if each and each != BASELINE}
-                self._race_size(size, [], Clock(max(0.0, self.clock.left / (len(sizes) - place))))
+                rival = [ordinary.winner] if ordinary.winner and ordinary.winner != BASELINE else []
+                racing = list(dict.fromkeys([*kept(size), *rival]))
+                race(size, racing, clock.part(1 / (len(sizes) - place)), self._racing)
                 self._report(f"racing {units.size(size.nbytes)} of symmetric memory")
-        except Interrupted:
-            ended = "interrupted"
-        except (Stopped, CollectiveError) as error:
-            ended = str(error)
+
+        self._stage(measure)
         decide(found)
-        return found, ended
+        return found
+
+    def _stage(self, what: Callable[[], None]) -> None:
+        """Does it, unless measuring has ended, and notes what ends it: an interrupt, a failure."""
+        if self.ended is None:
+            try:
+                what()
+            except Interrupted:
+                self.ended = "interrupted"
+            except (Stopped, CollectiveError) as error:
+                self.ended = str(error)
 
     # ------------------------------------------------------------ screening
     def _screen(self, sizes: Sequence[Measured], studies: Sequence[Study]) -> None:
@@ -243,52 +244,66 @@ class Search:
 
     # ------------------------------------------------------------ racing
     def _race(self, sizes: Sequence[Measured], studies: Sequence[Study]) -> None:
-        leading: list[Candidate] = []
+        """Two laps: the first gives each size its share, the second goes where it may bring most."""
+        clock = self.clock.part(1 - REFINE_SHARE)
+        lap, leading = clock.part(FIRST_LAP), list[Candidate]()
+        running: list[list[Candidate]] = []
         for place, (size, study) in enumerate(zip(sizes, studies, strict=True)):
             if self.clock.left < -OVERTIME * self.clock.seconds:
-                return
+                break
+            self._look()
             guests = [each for each in leading if each in study.possible]
-            self._race_size(size, guests, Clock(max(0.0, self.clock.left / (len(sizes) - place))))
+            running.append(race(size, racers(size, guests), lap.part(1 / (len(sizes) - place)), self._racing))
             leading = size.leading()[:GUESTS]
             self._report(f"racing {units.size(size.nbytes)}")
+        stakes = {place: stake(sizes[place], still) for place, still in enumerate(running)}
+        for place in sorted(stakes, key=stakes.__getitem__, reverse=True):
+            if stakes[place] > 0 and clock.left > 0:
+                share = clock.part(stakes[place] / sum(stakes.values()))
+                race(sizes[place], running[place], share, self._racing)
+                self._look()
+                self._report(f"racing {units.size(sizes[place].nbytes)} again")
+            del stakes[place]
 
-    def _race_size(self, size: Measured, guests: Sequence[Candidate], share: Clock) -> None:
-        """`guests`: those that led at the size below, who may lead here too."""
-        ranked, few = size.ranked(), self.asked.objective.blocks
-        close = [each for each in ranked if size.ratios[each] <= NEAR * size.ratios[ranked[0]]][:RACERS]
-        kept = [size.default, *([BASELINE] if size.baseline else []), *filter(None, [size.freest()])]
-        racing = list(dict.fromkeys([*kept, *close, *guests]))
-        blocks, done = RACE_BLOCKS[0] * few, 0
-        while racing and done < MOST_BLOCKS * few:
-            outcome = self._measure(size, racing, blocks, "race")
-            size.faults |= outcome.faults
-            for candidate, us in outcome.times.items():
-                size.race.setdefault(candidate, []).extend(us)
-            done += blocks
-            racing = [each for each in racing if each in outcome.times and (each in kept or not self._lost(size, each))]
-            if share.left <= 0 or self._settled(size, racing, kept):
-                break
-            room = int(share.left / 2 / max(outcome.block_seconds, 1e-6))
-            blocks = within(room, (RACE_BLOCKS[0] * few, RACE_BLOCKS[1] * few))
+    def refine(self, sizes: list[Measured], clock: Clock) -> None:
+        """Inserts sizes between those with different winners."""
 
-    def _lost(self, size: Measured, candidate: Candidate) -> bool:
-        """Worse than the best beyond the noise."""
-        length, objective = len(size.race[candidate]), self.asked.objective
-        ours = [each for each in size.race if each != BASELINE and self.asked.allow(each)]
-        current = {each: size.race[each] for each in ours if len(size.race[each]) == length}
-        best = min(current, key=lambda each: objective.interval(current[each]).median)
-        if best == candidate:
-            return False
-        slower = objective.ratio(current[candidate], current[best])
-        return slower.low > 1 and objective.p_value(current[best], current[candidate]) < SIGNIFICANT / RACERS
+        def new(nbytes: int) -> Measured:
+            like = sizes[0]
+            known = like.default if like.storage == SYMMETRIC or self.default is None else self.default(nbytes)
+            return Measured(nbytes, known, False, like.storage, like.asked, between=True)
 
-    def _settled(self, size: Measured, racing: Sequence[Candidate], kept: Sequence[Candidate]) -> bool:
-        """Nothing is left to tell apart, and what is left is known well."""
-        rivals, objective = [each for each in racing if each not in kept], self.asked.objective
-        if not rivals:
-            return len(size.race[size.default]) >= ENOUGH_BLOCKS * objective.blocks
-        known = all(objective.interval(size.race[each]).relative_width < WIDTH for each in racing)
-        return known and len(rivals) == 1
+        def between(size: Measured, racing: Sequence[Candidate], share: Clock) -> None:
+            race(size, racing, share, self._racing)
+            self._report(f"racing {units.size(size.nbytes)}, between two winners")
+
+        self._stage(lambda: refine(sizes, new, between, clock, ITEMSIZE[self.dtype]))
+
+    def check(self, sizes: Sequence[Measured], made: Callable[[int], list[Candidate]]) -> tuple[list[Finding], int]:
+        """Guidelines that do not hold, and at how many sizes compositions, made(nbytes), were measured."""
+        looked: list[Finding | None] = []
+
+        def measure(size: Measured, candidates: Sequence[Candidate], blocks: int) -> Outcome:
+            return self._measure(size, candidates, blocks, "guideline")
+
+        def compare() -> None:
+            for found in check_compositions(sizes, made, measure, self.clock):
+                looked.append(found)
+                self._report("checking guidelines")
+
+        self._stage(compare)
+        return [*filter(None, looked), *check_measured(sizes)], len(looked)
+
+    def watching(self, size: Measured, candidates: Sequence[Candidate], blocks: int) -> Outcome:
+        """For the watch on the machine."""
+        return self._measure(size, candidates, blocks, "reference")
+
+    def _racing(self, size: Measured, candidates: Sequence[Candidate], blocks: int) -> Outcome:
+        return self._measure(size, candidates, blocks, "race")
+
+    def _look(self) -> None:
+        if self.watch is not None:
+            self.watch.look()
 
     # ------------------------------------------------------------ both
     def _measure(

@@ -48,13 +48,20 @@ def _resampled_median(ordered: Sequence[float], n: int, half: int, rng: random.R
     return (lower + ordered[min(int(n * place), n - 1)]) / 2
 
 
+def quantile(samples: Sequence[float], q: float) -> float:
+    """The smallest sample with a share of q at or below it. ValueError without samples."""
+    if not samples:
+        raise ValueError("no samples: nothing was measured")
+    return sorted(samples)[_place(len(samples), q) - 1]
+
+
 def quantile_interval(samples: Sequence[float], q: float, *, level: float = 0.95, seed: int = 0) -> Interval:
-    """The q-quantile, the smallest sample with a share of q at or below it, and its interval, as for medians."""
+    """The q-quantile and its interval, as for medians."""
     if not samples:
         raise ValueError("no samples: nothing was measured")
     ordered, rng = sorted(samples), random.Random(seed)
     found = sorted(_resampled(ordered, q, rng) for _ in range(RESAMPLES))
-    return _interval(ordered[_place(len(ordered), q) - 1], found, level)
+    return _interval(quantile(ordered, q), found, level)
 
 
 def quantile_ratio(
@@ -65,7 +72,7 @@ def quantile_ratio(
         raise ValueError("no samples: nothing was measured")
     mine, theirs, rng = sorted(ours), sorted(reference), random.Random(seed)
     found = sorted(_resampled(mine, q, rng) / _resampled(theirs, q, rng) for _ in range(RESAMPLES))
-    return _interval(mine[_place(len(mine), q) - 1] / theirs[_place(len(theirs), q) - 1], found, level)
+    return _interval(quantile(mine, q) / quantile(theirs, q), found, level)
 
 
 def _place(n: int, q: float) -> int:

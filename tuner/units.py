@@ -48,6 +48,17 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
+def parse_percent(text: str) -> float:
+    """A part: 1%, 0.5%, or 5 for 5 %. ValueError says how to write it."""
+    try:
+        part = float(text.strip().removesuffix("%")) / 100
+    except ValueError:
+        part = 0.0
+    if not 0 < part <= 1:
+        raise ValueError(f"{text!r} is not a percentage above 0; write 1% or 0.5%")
+    return part
+
+
 def parse_counts(text: str) -> list[int]:
     """Whole numbers from a list of numbers and ranges: `1-17`, `2,4,8`, `1-4,8`."""
     numbers: set[int] = set()

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from collectives.canonical import canonical
 from collectives.selection import load
 from collectives.table import Place, Rule, RunnerUp, Table
 from tests import launch
@@ -52,7 +53,8 @@ def test_tune_writes_a_table_that_serves(mpi, tmp_path):
     }
     assert any(rule.median_us and rule.native_us for rule in table.rules)
     lines = read_samples(tmp_path / (table.samples or ""))
-    assert {line["stage"] for line in lines} >= {"screen", "race"}
+    assert {line["stage"] for line in lines} >= {"screen", "race", "reference"}
+    assert [each.key for each in table.tuned] == [("allreduce", "float", "arithmetic")]
     assert all(us > 0 for line in lines for us in line["us"])
     assert "native" in {line["algorithm"] for line in lines}
     by_job: dict[int, set[int]] = {}
@@ -68,6 +70,22 @@ def test_tune_writes_a_table_that_serves(mpi, tmp_path):
     other = json.loads(succeeded(treering(mpi.name, "explain", "-n", 3, *explained, cwd=tmp_path)).stdout)
     assert other["basis"] == "near"
     assert "it is for 1 node of 2 ranks, and this is 1 node of 3 ranks" in other["reason"]
+
+
+def test_what_is_asked_for_is_what_is_measured_and_told(mpich, tmp_path):
+    asked = ("--dtype", "bfloat16", "--deterministic", "--precision", "accurate", "--objective", "p95")
+    arguments = ("-n", 3, "--sizes", "64,4K", "--budget", "2s", "--output", "t.json", *asked)
+    done = succeeded(treering(mpich.name, "tune", *arguments, cwd=tmp_path))
+    table = load(tmp_path / "t.json")
+    (tuned,) = table.tuned
+    assert (tuned.dtype, tuned.deterministic, tuned.precision, tuned.objective) == ("half", True, "accurate", "p95")
+    assert "a fixed order costs" in done.stderr
+    assert "tuned in a fixed order" in done.stdout
+    for rule in table.rules:
+        assert canonical(rule.collective, rule.algorithm, rule.params, ((0, 1, 2),))
+    lines = read_samples(tmp_path / (table.samples or ""))
+    names = {line["algorithm"] for line in lines if line["stage"] == "screen"}
+    assert not all(canonical("allreduce", name, {}, ((0, 1, 2),)) for name in names)  # so that the price is known
 
 
 def start(name, *arguments, cwd):

@@ -11,7 +11,9 @@ from collectives.algorithms import every
 from collectives.dtypes import ITEMSIZE
 from collectives.table import COLLECTIVES
 from tuner.contenders import native_lacks
+from tuner.guidelines import compositions
 from tuner.measure import Job, Session
+from tuner.space import Candidate
 
 CALLS = [
     *((collective, dtype, "sum") for collective in COLLECTIVES for dtype in ("float32", "bfloat16", "int8")),
@@ -27,6 +29,10 @@ def jobs() -> Iterator[Job]:
         candidates: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in serving]
         if not native_lacks(dtype, op, collective):
             candidates.append(("native", {}))
+        if collective == "allreduce":
+            candidates += [
+                (made.algorithm, made.params) for made in compositions(collective, lambda _: Candidate("direct"))
+            ]
         for count in (1, 1021) if op == "sum" else (1021,):
             yield Job(
                 collective=collective, dtype=dtype, op=op, nbytes=count * ITEMSIZE[dtype], blocks=1, check=True,

@@ -8,9 +8,10 @@ from mpi4py import MPI
 import collectives
 from collectives.algorithms import Algorithm, register, ring
 from collectives.schedule import WHOLE, Group, Span
+from tuner.clock import Clock
 from tuner.decision import Measured
 from tuner.measure import Session
-from tuner.search import Clock, Search, Study
+from tuner.search import Search, Study
 from tuner.space import Candidate, space
 
 

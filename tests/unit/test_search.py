@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from collectives.table import Table
+from tuner.clock import Clock
 from tuner.decision import Constraints, Measured, decide, price
 from tuner.measure import Outcome, Stopped
 from tuner.objective import OBJECTIVES
 from tuner.rules import border, place_of, rules_of, table_of
-from tuner.search import Clock, Search, Study
+from tuner.search import Search, Study
 from tuner.space import BASELINE, Candidate, candidate, space
 
 NODES = [[0, 1, 2, 3]]
@@ -155,7 +156,7 @@ def test_conditions_keep_candidates_from_serving_and_their_price_is_measured():
     spaces = [space("allreduce", NODES, size.nbytes, deterministic=True) for size in sizes]
     studies = [Study(each, f"{k}", None, k) for k, each in enumerate(spaces)]
     search = Search(
-        machine, "allreduce", "float32", "sum", Clock(1.5), 0, asked=asked,
+        machine, "allreduce", "float32", "sum", Clock(3.0), 0, asked=asked,
         free=lambda nbytes: space("allreduce", NODES, nbytes),
     )  # fmt: skip
     assert search.run(sizes, studies) is None
@@ -244,8 +245,8 @@ def test_symmetric_memory_asks_whether_one_pass_is_better_there():
     sizes = [Measured(nbytes, DEFAULT, baseline=True) for nbytes in (64, 4096, 8192)]
     decide(sizes)
     search = Search(machine, "allreduce", "float32", "sum", Clock(0.5), 0)
-    found, ended = search.run_symmetric(sizes)
-    assert ended is None
+    found = search.run_symmetric(sizes)
+    assert search.ended is None
     assert [size.winner for size in found] == [one_pass, DEFAULT, DEFAULT]
     rules = rules_of("allreduce", "float32", "sum", found)
     assert [(rule.storage, rule.algorithm) for rule in rules] == [

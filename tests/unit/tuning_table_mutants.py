@@ -40,7 +40,8 @@ from collectives.table import SCHEMA, LinkCost, Place, Rule, RunnerUp, Table, lo
 SECONDS = 5.0
 PLACE = re.compile(
     r"line \d|byte \d|position \d|`?\$|rules\[\d|ddp\[\d|tuned\[\d|schema|topology|key '|missing required|"
-    r"unknown field|is a directory|not a regular file|name a table that exists|Expected `object`|recursion|Exceeds the limit|"
+    r"unknown field|is a directory|not a regular file|name a table that exists|Expected `object`|recursion|"
+    r"Exceeds the limit|"
     r"has \d+ bytes"
 )
 MEND = re.compile(

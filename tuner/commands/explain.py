@@ -121,7 +121,8 @@ def text(args: argparse.Namespace, choice: Choice) -> str:
         if choice.rule.median_us is not None:
             low, high = units.time(choice.rule.low_us), units.time(choice.rule.high_us)
             at = f" at {units.size(choice.rule.measured_bytes)}" if choice.rule.measured_bytes is not None else ""
-            lines.append(f"  measured   {units.time(choice.rule.median_us)} ({low} to {high}){at}")
+            tail = f", 95 % of calls within {units.time(choice.rule.p95_us)}" if choice.rule.p95_us is not None else ""
+            lines.append(f"  measured   {units.time(choice.rule.median_us)} ({low} to {high}){at}{tail}")
         if choice.rule.native_us is not None:
             lines.append(f"  native     {units.time(choice.rule.native_us)}")
     if choice.runner_up:

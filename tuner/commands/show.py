@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from collectives.conditions import DRIFTED, Conditions, Finding
 from collectives.selection import Table, load
 from collectives.table import GPU, SYMMETRIC, Rule
 from tuner import units
@@ -77,12 +78,29 @@ def show(table: Table, console: "Console | None" = None) -> None:
         for rule in rules:
             grid.add_row(*row(rule))
         console.print(grid)
-        if text := str(table.conditions(rule) or ""):
-            console.print(f"  {text}", markup=False)
+        for line in conditions_told(table.conditions(rule)) if storage != SYMMETRIC else ():
+            console.print(f"  {line}", markup=False)
     for advice in table.ddp:
         from tuner.ddp import shown
 
         console.print(shown(advice), markup=False)
+
+
+def conditions_told(conditions: Conditions | None) -> list[str]:
+    """What rules were tuned for, and what the tuner noticed."""
+    if conditions is None:
+        return []
+    drift = conditions.drift if conditions.drift and conditions.drift >= DRIFTED else None
+    noticed = [f"the machine drifted by a factor of {drift:.2f} meanwhile"] if drift else []
+    return [*filter(None, [str(conditions)]), *map(finding_told, conditions.findings), *noticed]
+
+
+def finding_told(finding: Finding) -> str:
+    """A guideline that does not hold, for a person."""
+    return (
+        f"{units.size(finding.bytes)} takes {finding.ratio:.2f} times ({finding.low:.2f} to {finding.high:.2f}) "
+        f"as long as {finding.guideline}"
+    )
 
 
 def row(rule: Rule) -> tuple[str, ...]:

@@ -3,17 +3,17 @@
 import argparse
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from collectives.errors import TableError
-from collectives.selection import ONE_PASS, Table, default, load
-from collectives.table import GPU, SYMMETRIC
+from collectives.selection import Table, load
+from collectives.table import GPU
 from tuner import asked, units
 from tuner.commands.common import (
     UsageError,
@@ -33,9 +33,8 @@ from tuner.commands.common import (
 from tuner.contenders import native_lacks
 from tuner.progress import progress
 
-STEM = "treering-table"
+STEM, SAMPLES = "treering-table", ".samples.jsonl"
 TARGETS = ("openmpi", "mpich", "impi")  # of tuner.targets, which is loaded where it is needed
-SHARED_TIME = 0.15  # of the budget, for symmetric memory
 EXAMPLES = """
   treering tune -n 4                                        # a minute; writes treering-table.json
   treering tune -n 4 --sizes 64K:16M --budget 5m --output table.json
@@ -199,15 +198,30 @@ def check_files(args: argparse.Namespace) -> None:
     """What would fail after the measuring, or on every rank, fails before it."""
     if args.ddp and not all(args.ddp.partition(":")):
         raise UsageError(f"--ddp {args.ddp}: write MODULE:FACTORY, as in train:make_model")
-    folder = args.output.parent
-    if args.output.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise UsageError(f"--output {args.output}: not a file that can be written; name one in a folder that exists")
+    refuse("--output", args.output, "name one in a folder that exists")
+    samples = args.output.with_suffix(SAMPLES)
+    refuse("--output", samples, "raw samples go there: give --output another name")
     if args.storage and "://" not in args.storage:
-        place = Path(args.storage)
-        if place.is_dir() or not place.parent.is_dir() or not os.access(place.parent, os.W_OK):
-            raise UsageError(
-                f"--storage {args.storage}: not a file that can be written; name another, or sqlite:///FILE"
-            )
+        storage = Path(args.storage)
+        refuse("--storage", storage, "name another, or sqlite:///FILE")
+        if storage.absolute() in (args.output.absolute(), samples.absolute()):
+            raise UsageError(f"--storage {storage} is where the table or its samples go; name another file")
+
+
+def refuse(flag: str, path: Path, mend: str) -> None:
+    if why := cannot_be_written(path):
+        raise UsageError(f"{flag} {path}: not a file that can be written ({why}); {mend}")
+
+
+def cannot_be_written(path: Path) -> str | None:
+    """Why a file cannot be made or replaced there, tried and not asked: permissions do not say all."""
+    if path.is_dir():
+        return "it is a directory"
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def samples_file(args: argparse.Namespace) -> tuple[Any, int]:
@@ -217,8 +231,7 @@ def samples_file(args: argparse.Namespace) -> tuple[Any, int]:
     call = args.collective, args.dtype, args.op
     again = not args.storage
     return open_samples(
-        args.output.with_suffix(".samples.jsonl"),
-        lambda line: again and (line["collective"], line["dtype"], line["op"]) == call,
+        args.output.with_suffix(SAMPLES), lambda line: again and (line["collective"], line["dtype"], line["op"]) == call
     )
 
 
@@ -241,11 +254,11 @@ def interrupts(session: Any) -> Iterator[None]:
 def lead(args: argparse.Namespace, session: Any) -> int:
     """What rank 0 does: search, then write the table from what there is."""
     import collectives
+    from tuner import stages
+    from tuner.commands.show import finding_told, show
     from tuner.decision import Measured
     from tuner.rules import rules_of, table_of
-    from tuner.search import Clock, Search
-    from tuner.seeding import Seeds, links_of
-    from tuner.space import space
+    from tuner.seeding import links_of
     from tuner.storage import storage_of
 
     topology = session.comm.topology
@@ -257,33 +270,23 @@ def lead(args: argparse.Namespace, session: Any) -> int:
         storage = storage_of(args.storage)
     except Exception as error:
         raise unusable(args.storage, error) from error
-    sizes, studies = [], []
-    for nbytes in args.sizes:
-        chosen = default(topology, args.collective, nbytes, deterministic=args.deterministic)
-        sizes.append(Measured(nbytes, as_candidate(chosen), baseline=lacking is None, asked=wanted))
-        studies.append(study_of(args, storage, topology, nbytes))
+    studies = [study_of(args, storage, topology, nbytes) for nbytes in args.sizes]
+    sizes = [
+        Measured(nbytes, stages.by_thumb(args, session, nbytes), baseline=lacking is None, asked=wanted)
+        for nbytes in args.sizes
+    ]
     if resumed := sum(study.resumed for study in studies):
         note(f"resumed {resumed} finished trials from {args.storage}")
-    shares = one_pass_serves(session.comm, args.collective)
-    warm_up(args, session, sizes[0])
-    spaces = {nbytes: study.space for nbytes, study in zip(args.sizes, studies, strict=True)}
-    seeds = Seeds(session, args.collective, args.dtype, args.op, spaces, wanted.precision)
+    there = earlier(args.output, topology)
     with progress(f"tuning {args.collective}") as told:
-        search = Search(
-            session, args.collective, args.dtype, args.op, Clock(args.budget * (1 - SHARED_TIME * shares)), args.seed,
-            args.trials, wanted, told, seeds.first,
-            partial(space, args.collective, topology.nodes) if args.deterministic else None,
-        )  # fmt: skip
-        ended = search.run(sizes, studies)
-        search.clock = Clock(args.budget * SHARED_TIME)
-        shared, ended = search.run_symmetric(sizes) if shares and not ended else ([], ended)
-    if args.gloo and not ended:
+        found = stages.run(args, session, sizes, studies, there, told)
+    if args.gloo and not found.ended:
         from tuner.beside import SHARE, time_gloo
 
         if lacks := time_gloo(session, args.collective, args.dtype, args.op, args.sizes, SHARE * args.budget):
             note(f"without Gloo: {lacks}")
-    measured = [size for size in sizes if size.race]
-    for size in [*sizes, *shared]:
+    ended, measured = found.ended, [size for size in sizes if size.race]
+    for size in [*sizes, *found.shared]:
         for candidate, fault in size.faults.items():
             note(f"{candidate} at {units.size(size.nbytes)} was left out: {fault}")
     if not measured:
@@ -293,39 +296,32 @@ def lead(args: argparse.Namespace, session: Any) -> int:
         missing = ", ".join(units.size(size.nbytes) for size in sizes if not size.race)
         note(f"not measured, so the default serves there: {missing}; give a longer --budget")
     table = table_of(
-        topology, collectives.__version__, args.output.with_suffix(".samples.jsonl").name,
-        [rule for kind in (sizes, shared) if any(size.race for size in kind)
+        topology, collectives.__version__, args.output.with_suffix(SAMPLES).name,
+        [rule for kind in (sizes, found.shared) if any(size.race for size in kind)
          for rule in rules_of(args.collective, args.dtype, args.op, kind)],
-        earlier(args.output, topology), links=links_of(topology.nodes, args.collective, measured),
-        tuned=asked.conditions(args, measured),
+        there, links=links_of(topology.nodes, args.collective, measured),
+        tuned=asked.conditions(args, measured, found.findings, found.watch.drift),
     )  # fmt: skip
     table.save(args.output)
     if args.json:
         print_json(msgspec.to_builtins(table))
     else:
-        from tuner.commands.show import show
-
         show(table)
-    if args.deterministic:
-        note(asked.price_told(measured))
+    for finding in found.findings if args.json else ():  # else they have been shown
+        note(f"guideline: {finding_told(finding)}")
+    for said in filter(None, (
+        str(found.watch), asked.price_told(measured) if args.deterministic else "", found.seeds.saved(measured),
+    )):  # fmt: skip
+        note(said)
     trials = sum(len(size.ratios) for size in sizes)
-    if saved := seeds.saved(measured):
-        note(saved)
-    note(f"wrote {args.output}: {len(table.rules)} rules from {trials} candidates at {len(measured)} sizes")
+    between = sum(size.between for size in measured)
+    note(f"wrote {args.output}: {len(table.rules)} rules from {trials} candidates at {len(measured) - between} sizes, "
+         f"and winners at {between} between them")  # fmt: skip
+    if found.checked:
+        note(f"compared with what {args.collective} may be made of at {found.checked} of {len(args.sizes)} sizes")
     if ended:
         complain("tune", f"{ended}; the table holds what was measured before")
     return 1 if ended else 0
-
-
-def one_pass_serves(comm: Any, collective: str) -> bool:
-    """Whether single passes over symmetric memory are possible here."""
-    return bool(comm.explain(collective, nbytes=1 << 20, storage=SYMMETRIC).algorithm == ONE_PASS)
-
-
-def as_candidate(choice: Any) -> Any:
-    from tuner.space import candidate
-
-    return candidate(choice.algorithm, choice.params)
 
 
 def study_of(args: argparse.Namespace, storage: Any, topology: Any, nbytes: int) -> Any:
@@ -352,17 +348,6 @@ def study_of(args: argparse.Namespace, storage: Any, topology: Any, nbytes: int)
 
 def unusable(storage: str, error: Exception) -> UsageError:
     return UsageError(f"--storage {storage}: {str(error).splitlines()[0]}; name another file, or sqlite:///FILE")
-
-
-def warm_up(args: argparse.Namespace, session: Any, size: Any) -> None:
-    """Compile what has to be compiled before the clock runs."""
-    from tuner.measure import Job
-
-    job = Job(
-        collective=args.collective, dtype=args.dtype, op=args.op, nbytes=size.nbytes, stage="warm-up", blocks=1,
-        candidates=[(size.default.algorithm, size.default.params)],
-    )  # fmt: skip
-    session.measure(job)
 
 
 def earlier(path: Path, topology: Any) -> Table | None:
