@@ -44,8 +44,8 @@ def index(ours: list[Algorithm]) -> str:
         f"Every algorithm of treering, a page each. {WRITTEN}",
         "",
         "alpha is the cost of a message, beta that of its length n, gamma that of folding n, for p ranks.",
-        "Rounds, and lengths of the message that the busiest rank sends, are counted at 8 ranks, on two nodes of four; of",
-        "what takes groups of groups, on two racks of two nodes of two.",
+        "Rounds, and lengths of the message that the busiest rank sends, are counted at 8 ranks, on two nodes of four;",
+        "those of what takes groups of groups on two racks of two nodes of two.",
     ]
     for collective in COLLECTIVES:
         lines += ["", f"## {collective}", "", "| algorithm | rounds | sends | cost |", "|---|---|---|---|"]
