@@ -62,7 +62,7 @@ def test_draws_every_message_twice(algorithm, p):
     ends = [int(b or a) - int(a) + 1 for peers in listed for a, b in re.findall(r"(\d+)(?:-(\d+))?", peers)]
     assert sum(ends) + (p - 1) * listed.count("others") == messages
     assert drawn.count("rank ") >= p
-    assert max(map(len, drawn.splitlines())) <= 17 * 18
+    assert max(map(len, drawn.splitlines())) <= 17 * 30
 
 
 def test_a_pipeline_and_copies_say_so():
