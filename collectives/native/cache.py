@@ -18,6 +18,7 @@ from typing import Any
 import llvmlite.binding
 import numba
 
+from collectives.folders import private
 from collectives.says import remark
 
 
@@ -33,13 +34,16 @@ def folder() -> Path:
     name = digest.hexdigest()[:16]
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     wanted = os.environ.get("TREERING_CACHE_DIR") or os.path.join(home, "treering")
-    for root in (wanted, os.path.join(tempfile.gettempdir(), f"treering-{os.getuid()}")):
-        path = Path(root) / name
+    guessed = Path(tempfile.gettempdir(), f"treering-{os.geteuid()}")
+    for root in (Path(wanted), guessed):
+        path = root / name
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, exist_ok=True)
         except OSError:
             continue
-        if os.access(path, os.W_OK) and path.stat().st_uid == os.getuid():
+        # Who can write there decides what code runs here: Numba unpickles what it finds.
+        if os.access(path, os.W_OK) and private(path) and (root != guessed or private(root)):
             return path
     return Path(tempfile.mkdtemp(prefix="treering-"))
 

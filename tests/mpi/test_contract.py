@@ -54,3 +54,7 @@ def test_a_message_of_more_bytes_than_an_int_counts(mpich, algorithm, links):
 @pytest.mark.parametrize("mpi", ["mpich", "store"], indirect=True)
 def test_calls_of_every_kind_back_to_back_with_stragglers(mpi):
     assert json.loads(mpi(3, "soak", 3000, timeout=200).stdout)["wrong"] == []
+
+
+def test_many_more_ranks_than_cores(mpich):
+    assert json.loads(mpich(9, "crowd", timeout=200).stdout)["wrong"] == []

@@ -43,6 +43,7 @@ class Call:
     layout: str
     offset: int
     symmetric: bool
+    counted: bool  # an alltoall whose blocks have lengths of their own
     seed: int
 
     @property
@@ -127,6 +128,12 @@ class Made:
         from tests.programs.engine_numbers import inputs, noise, result, torch_dtype
 
         comm = pool.comm
+        self.source: Given | None = None
+        self.out: Given | None = None
+        if call.collective == "barrier":
+            done = comm.barrier(blocking=blocking)
+            self.work = None if blocking else done
+            return
         self.call, rank, size, how = call, comm.rank, comm.size, call.how
         count = call.count if call.symmetric is False or call.count * ITEMSIZE[call.dtype] < POOL_BYTES // 24 else 33
         part, plain = chunk(count, size, rank), call.way == "in place"
@@ -135,6 +142,12 @@ class Made:
             mine = wanted[part] if call.collective in ("allgather", "gather") else wanted
             if call.collective in ("broadcast", "scatter") and rank != call.root:
                 mine = torch.zeros_like(wanted)
+        elif call.collective == "alltoall" and call.counted:
+            lengths = block_lengths(call, size, count)
+            blocks = [noise(call.dtype, sum(row), torch.Generator().manual_seed(call.seed + i)).split(row)
+                      for i, row in enumerate(lengths)]  # fmt: skip
+            mine, wanted = torch.cat(blocks[rank]), torch.cat([row[rank] for row in blocks])
+            how = {**how, "send_counts": lengths[rank]}
         elif call.collective == "alltoall":
             everyone = [noise(call.dtype, count, torch.Generator().manual_seed(call.seed + i)) for i in range(size)]
             mine, wanted = everyone[rank], torch.cat([x[part] for x in everyone])
@@ -182,6 +195,7 @@ class Made:
 
     @property
     def contiguous(self) -> bool:
+        assert self.source is not None
         return self.source.x.is_contiguous() and (self.out is None or self.out.x.is_contiguous())
 
     def planned(self, comm: Any, arguments: list[Any], how: dict[str, Any]) -> Any:
@@ -197,6 +211,8 @@ class Made:
         """What is not as it should be, once it is done."""
         from tests.programs.engine_numbers import differences
 
+        if self.source is None:
+            return ""
         target = self.out or self.source
         if said := differences(target.x.contiguous().view(-1), self.wanted.contiguous().view(-1)):
             return said
@@ -205,6 +221,12 @@ class Made:
         if not self.source.intact() or not (self.out is None or self.out.intact()):
             return "wrote beside the message"
         return ""
+
+
+def block_lengths(call: Call, size: int, count: int) -> list[list[int]]:
+    """What each rank sends to each, about `count` elements in all, and to some of them nothing."""
+    random = Random(call.seed)
+    return [[random.randrange(1 + count // size) * random.randrange(2) for _ in range(size)] for _ in range(size)]
 
 
 def run_case(calls: list[Call], pools: list[Pool], mixed: bool) -> list[str]:
@@ -236,7 +258,7 @@ def calls_of(size: int, nodes: Any) -> Any:
     from collectives.contract import ROOTED
     from tests.programs.engine_numbers import PAIRS
 
-    algorithms = [a for a in every() if a.collective != "barrier" and not a.refusal(size, nodes)]
+    algorithms = [a for a in every() if not a.refusal(size, nodes)]
     counts = some.one_of(some.sampled_from(EDGES), some.integers(0, 64), some.integers(0, 30_000))
 
     @some.composite
@@ -267,6 +289,7 @@ def calls_of(size: int, nodes: Any) -> Any:
             layout=draw(some.sampled_from(("contiguous", "contiguous", "strided", "transposed", "scalar"))),
             offset=draw(some.integers(0, 9)),
             symmetric=draw(some.booleans()),
+            counted=draw(some.booleans()) and not (named and found.refusal(size, nodes, True)),
             seed=draw(some.integers(0, 1 << 20)),
         )
 

@@ -65,9 +65,7 @@ def draw(random: Random, number: int, fault: str, mpi: bool) -> Job:
     fits = {
         (a.collective, a.name): sizes
         for a in every()
-        if (sizes := [n for n in (2, 3, 4) if not a.refusal(n, (tuple(range(n)),))])
-        and a.collective != "barrier"
-        and not a.regular
+        if (sizes := [n for n in (2, 3, 4) if not a.refusal(n, (tuple(range(n)),))]) and not a.regular
     }
     collective, algorithm = list(fits)[number % len(fits)]
     size = random.choice(fits[collective, algorithm])

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import collectives
 from collectives import layout as at
+from collectives.algorithms import find
+from collectives.handles import Persistent
 from collectives.native import layout as st
 from collectives.native.program import Program
 
@@ -120,7 +122,7 @@ def on_alarm(*_: Any) -> None:
     raise Struck("told to go wrong")
 
 
-def memory(comm: collectives.Communicator, job: Job, values: range, room: int) -> Any:
+def memory(comm: collectives.Communicator, job: Job, values: Sequence[int], room: int) -> Any:
     """These numbers as int32, in the kind of memory that the job wants, which has room for so many on all ranks."""
     filled = array("i", values)
     if not job.symmetric:
@@ -138,7 +140,11 @@ def one_call(comm: collectives.Communicator, job: Job, turn: int, trap: Trap | N
     mine, how = range(turn + me, turn + me + count), {"algorithm": job.algorithm}
     wanted: Sequence[int]
     match job.collective:
-        case "allreduce":
+        case "barrier" if turn % 2:
+            signs = comm._calls.barrier()
+            result, wanted, plan = array("i"), (), Persistent(comm._channel, signs)
+        case "allreduce" | "barrier":  # in turn, or a barrier that is left out would be taken for the next one
+            how = how if job.collective == "allreduce" else {}
             x, wanted = memory(comm, job, mine, count), total
             result, plan = x, comm.plan("allreduce", x, **how)
         case "reduce":
@@ -161,6 +167,15 @@ def one_call(comm: collectives.Communicator, job: Job, turn: int, trap: Trap | N
             wanted = range(turn, turn + count)[part]
             x, result = (memory(comm, job, values, count) for values in (range(turn, turn + count), range(len(wanted))))
             plan = comm.plan("scatter", x, result, root, count, **how)
+        case "alltoall" if turn % 2 and not find("alltoall", job.algorithm).refusal(size, comm.topology.nodes, True):
+            lengths = [[count // size + (source + 2 * to) % 3 for to in range(size)] for source in range(size)]
+            first = [[turn + 10 * source + to for to in range(size)] for source in range(size)]
+            given, blocks = array("i"), array("i")
+            for rank in range(size):
+                given.extend(range(first[me][rank], first[me][rank] + lengths[me][rank]))
+                blocks.extend(range(first[rank][me], first[rank][me] + lengths[rank][me]))
+            x, result = (memory(comm, job, values, count + 3 * size) for values in (given, range(len(blocks))))
+            plan, wanted = comm.plan("alltoall", x, result, lengths[me], **how), blocks
         case "alltoall":
             blocks = array("i")
             for rank in range(size):

@@ -2,6 +2,7 @@
 
 import os
 import resource
+import socket
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -168,6 +169,38 @@ def test_reading_another_process_is_tried_and_not_assumed(monkeypatch):
     refused = checks.reading_peers()
     assert "refused (Operation not permitted)" in refused.found
     assert "ptrace" in refused.mend
+
+
+def test_a_cache_that_others_can_write_to_is_not_used(tmp_path):
+    """Whoever can write there decides what code runs."""
+    code = "from collectives.native.cache import folder; path = folder(); print(path); path.chmod(0o777)"
+    environment = {**os.environ, "TREERING_CACHE_DIR": "/proc/nowhere", "TMPDIR": str(tmp_path)}
+    run = [sys.executable, "-c", code]
+    guessed, open_, other = (subprocess.check_output(run, text=True, env=environment, timeout=60) for _ in range(3))
+    assert guessed.startswith(f"{tmp_path}/treering-{os.geteuid()}/")
+    assert open_ != guessed
+    assert other not in (guessed, open_)
+    assert (tmp_path / open_.strip()).parent == tmp_path
+
+
+def test_a_port_is_tried(monkeypatch):
+    assert checks.ports().ok
+    monkeypatch.setattr(
+        socket, "create_server", lambda *_: (_ for _ in ()).throw(OSError(98, "Address already in use"))
+    )
+    taken = checks.ports()
+    assert not taken.ok
+    assert "ip_local_port_range" in taken.mend
+
+
+def test_open_mpi_asks_root_twice(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(launch, "library", lambda: launch.Library("Open MPI", "Open MPI 5"))
+    monkeypatch.delenv("OMPI_ALLOW_RUN_AS_ROOT", raising=False)
+    monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+    assert "export OMPI_ALLOW_RUN_AS_ROOT=1 for" in checks.superuser().mend
+    monkeypatch.setattr(launch, "library", lambda: launch.Library("MPICH", "MPICH 5"))
+    assert checks.superuser().mend == ""
 
 
 def test_a_cache_that_does_not_last_is_reported():
