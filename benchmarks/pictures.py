@@ -21,7 +21,7 @@ from tuner.plot import crossover
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD, PICTURES = ROOT / "build" / "pictures", ROOT / "docs" / "pictures"
-COLUMNS = 132
+COLUMNS = 172
 FONT_FACES = re.compile(r"@font-face \{.*?\}\n?", re.DOTALL)  # which name a web address: any monospaced font will do
 
 
@@ -41,7 +41,7 @@ def main() -> None:
 def draw(path: Path) -> None:
     """The pictures of a table with its samples beside it."""
     table = load(path)
-    crossover(table, path, PICTURES / "crossover.svg")
+    crossover(table, path, PICTURES / "crossover.png")
     table.rules = [rule for rule in table.rules if rule.storage == ORDINARY]
     console = Console(record=True, width=COLUMNS, highlight=False, force_terminal=True, file=StringIO())
     console.print("$ treering show table.json")
