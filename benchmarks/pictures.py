@@ -2,7 +2,7 @@
 
     python -m benchmarks.pictures [-n 2] [--budget 45s]
 
-tunes allreduce on this machine into build/pictures, and writes docs/pictures and benchmarks/results/table.json.
+tunes allreduce on this machine into build/pictures, and draws docs/pictures.
 """
 
 import argparse
@@ -11,7 +11,6 @@ import subprocess
 import sys
 from io import StringIO
 from pathlib import Path
-from shutil import copyfile
 
 from rich.console import Console
 
@@ -48,7 +47,6 @@ def draw(path: Path) -> None:
     show(table, console)
     drawn = console.export_svg(title="treering show", unique_id="treering")
     (PICTURES / "show.svg").write_text(FONT_FACES.sub("", drawn), encoding="utf-8")
-    copyfile(path, ROOT / "benchmarks" / "results" / "table.json")
 
 
 if __name__ == "__main__":
