@@ -2,7 +2,7 @@
 
     python -m benchmarks.pictures [-n 2] [--budget 45s]
 
-tunes allreduce on this machine into build/pictures, and writes docs/pictures and benchmarks/results/table.json.
+tunes allreduce on this machine into build/pictures, and draws docs/pictures.
 """
 
 import argparse
@@ -11,7 +11,6 @@ import subprocess
 import sys
 from io import StringIO
 from pathlib import Path
-from shutil import copyfile
 
 from rich.console import Console
 
@@ -21,7 +20,7 @@ from tuner.plot import crossover
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD, PICTURES = ROOT / "build" / "pictures", ROOT / "docs" / "pictures"
-COLUMNS = 132
+COLUMNS = 172
 FONT_FACES = re.compile(r"@font-face \{.*?\}\n?", re.DOTALL)  # which name a web address: any monospaced font will do
 
 
@@ -41,14 +40,13 @@ def main() -> None:
 def draw(path: Path) -> None:
     """The pictures of a table with its samples beside it."""
     table = load(path)
-    crossover(table, path, PICTURES / "crossover.svg")
+    crossover(table, path, PICTURES / "crossover.png")
     table.rules = [rule for rule in table.rules if rule.storage == ORDINARY]
     console = Console(record=True, width=COLUMNS, highlight=False, force_terminal=True, file=StringIO())
     console.print("$ treering show table.json")
     show(table, console)
     drawn = console.export_svg(title="treering show", unique_id="treering")
     (PICTURES / "show.svg").write_text(FONT_FACES.sub("", drawn), encoding="utf-8")
-    copyfile(path, ROOT / "benchmarks" / "results" / "table.json")
 
 
 if __name__ == "__main__":

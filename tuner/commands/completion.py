@@ -1,7 +1,6 @@
 """Print what makes a shell complete commands, flags, files and algorithms."""
 
 import argparse
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
             action.complete = shtab.FILE
         elif action.metavar in ("ALGORITHM", "A,B") and "--contenders" not in action.option_strings:
             action.complete = shtab.cmd(f"echo {' '.join(names)}")
-    sys.stdout.write(shtab.complete(whole, args.shell))
+    print(shtab.complete(whole, args.shell))
     return 0
 
 
