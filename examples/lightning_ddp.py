@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from integrations.torch_ddp import register
 
 
-class Regression(lightning.LightningModule):  # type: ignore[misc]
+class Regression(lightning.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(20, 1)
@@ -29,19 +29,19 @@ class Regression(lightning.LightningModule):  # type: ignore[misc]
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-class Treering(DDPStrategy):  # type: ignore[misc]
+class Treering(DDPStrategy):
     """Lightning registers a `ddp_comm_hook=` of its strategy on GPUs, and leaves it out on CPUs without a word."""
 
     def configure_ddp(self) -> None:
         super().configure_ddp()
+        assert self.model is not None
         self.state = register(self.model)
 
 
 torch.set_num_threads(1)
 data = DataLoader(TensorDataset(torch.randn(512, 20)), batch_size=32)
-strategy = Treering(
-    process_group_backend="gloo"
-)  # on GPUs: ddp_comm_state=DDPHookState(), ddp_comm_hook=allreduce_hook
+# On GPUs: DDPStrategy(ddp_comm_state=DDPHookState(), ddp_comm_hook=allreduce_hook)
+strategy = Treering(process_group_backend="gloo")
 trainer = lightning.Trainer(
     accelerator="cpu", devices=2, max_epochs=10, strategy=strategy, logger=False, enable_checkpointing=False,
     enable_progress_bar=False,

@@ -173,7 +173,7 @@ def _store(world: "MPI.Intracomm", timeout: timedelta) -> Any:
         wait_for_workers=False,
         master_listen_fd=None if listener is None else listener.detach(),
     )
-    return dist.PrefixStore(secret, store)  # keys that nobody else of the network can guess, or take by mistake
+    return c10d.PrefixStore(secret, store)  # keys that nobody else of the network can guess, or take by mistake
 
 
 def _listen(host: str, port: int) -> socket.socket:
