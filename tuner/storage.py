@@ -4,7 +4,6 @@ import fcntl
 import json
 import os
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import IO, Any
 
@@ -53,11 +52,7 @@ class JournalLock(Lock):
 def storage_of(url: str | None) -> Any:
     """Optuna's storage: memory, a journal file, or a database. ValueError for a file that is something else."""
     if url is None or "://" in url:
-        import optuna
-
-        file = (url or "").removeprefix("sqlite:///")
-        with nullcontext() if file == (url or "") else Lock(file):  # two that make a database at once would both fail
-            return optuna.storages.get_storage(url)
+        return database(url)
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
@@ -65,6 +60,28 @@ def storage_of(url: str | None) -> Any:
         raise ValueError("it is there, and no journal of trials")
     lock: Any = JournalLock(url)
     return JournalStorage(JournalFileBackend(url, lock))
+
+
+def database(url: str | None) -> Any:
+    """Optuna's memory or database; an SQLite file with a lock, where Optuna counts on rows that it can lock.
+
+    Without, two that make the file at once both fail, and two may take the same trial.
+    """
+    import optuna
+
+    file = (url or "").removeprefix("sqlite:///")
+    if file == (url or ""):
+        return optuna.storages.get_storage(url)
+    with Lock(file):
+        storage: Any = optuna.storages.get_storage(url)
+    take = storage.set_trial_state_values
+
+    def exclusively(*given: Any, **named: Any) -> Any:
+        with Lock(file):
+            return take(*given, **named)
+
+    storage.set_trial_state_values = exclusively
+    return storage
 
 
 def is_journal(path: Path) -> bool:

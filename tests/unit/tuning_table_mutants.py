@@ -211,7 +211,8 @@ def foreign(whole: bytes) -> Iterator[Mutant]:
         b"// a comment\n" + whole, b"[" + whole + b"]", json.dumps(text).encode(),
     )  # fmt: skip
     for each in files:
-        yield Mutant("foreign", each, refused=True)
+        if each != whole:  # in another encoding, where it has no letter that differs
+            yield Mutant("foreign", each, refused=True)
 
 
 def no_files() -> Iterator[Mutant]:
