@@ -147,7 +147,8 @@ def _store(world: "MPI.Intracomm", timeout: timedelta) -> "dist.Store":  # type:
         wait_for_workers=False,
         master_listen_fd=None if listener is None else listener.detach(),
     )
-    return dist.PrefixStore(secret, store)  # keys that nobody else of the network can guess, or take by mistake
+    # Keys that nobody else of the network can guess, or take by mistake.
+    return dist.PrefixStore(secret, store)  # type: ignore[attr-defined]
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -18,6 +18,7 @@ from typing import Any
 
 from collectives import records
 from collectives.errors import CollectiveError
+from collectives.folders import private
 from tuner import launch, units
 
 SHARED = Path("/dev/shm")
@@ -225,7 +226,7 @@ def flight_recorder() -> Check:
 
 
 def may_write(folder: Path) -> bool:
-    return records.private(folder) if folder.exists() else os.access(folder.parent, os.W_OK)
+    return private(folder) if folder.exists() else os.access(folder.parent, os.W_OK)
 
 
 def clean() -> list[Path]:
@@ -233,7 +234,7 @@ def clean() -> list[Path]:
     files = orphans()
     for path in files:
         path.unlink(missing_ok=True)
-    return files + [path for folder in records.folders() if records.private(folder) for path in records.clean(folder)]
+    return files + [path for folder in records.folders() if private(folder) for path in records.clean(folder)]
 
 
 def reading_peers() -> Check:
