@@ -173,7 +173,8 @@ def _store(world: "MPI.Intracomm", timeout: timedelta) -> Any:
         wait_for_workers=False,
         master_listen_fd=None if listener is None else listener.detach(),
     )
-    return c10d.PrefixStore(secret, store)  # keys that nobody else of the network can guess, or take by mistake
+    # Keys that nobody else of the network can guess, or take by mistake.
+    return c10d.PrefixStore(secret, store)
 
 
 def _listen(host: str, port: int) -> socket.socket:
