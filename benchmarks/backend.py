@@ -82,11 +82,14 @@ def calls(groups: Groups, n_bytes: int, times: int) -> list[dict[str, Any]]:
     return rows
 
 
-def steps(groups: Groups, what: str, make: Callable[[Any], nn.Module], batch: torch.Tensor, times: int) -> Any:
+def steps(
+    groups: Groups, what: str, make: Callable[[Any], nn.Module], batch: torch.Tensor, times: int, *, keep: bool = False
+) -> Any:
+    """keep: gradients stay where they are and are filled with zeros, as in benchmarks.ddp; else new ones each step."""
     models = {contender: make(group) for contender, group in groups.items()}
 
     def step(model: nn.Module) -> None:
-        model.zero_grad()
+        model.zero_grad(set_to_none=not keep)
         model(batch).square().mean().backward()
 
     mine = {contender: partial(step, model) for contender, model in models.items()}
@@ -134,7 +137,8 @@ def main() -> int:
         rows += calls(groups, n_bytes, max(20, min(200, (64 << 20) // n_bytes)))
     torch.manual_seed(1 + dist.get_rank())
     if "ddp" in options.only:
-        rows.append(steps(groups, "DDP, MLP", ddp, mlp()[1], options.steps))
+        rows.append(steps(groups, "DDP, MLP", ddp, mlp()[1], options.steps, keep=True))
+        rows.append(steps(groups, "DDP, MLP, new gradients", ddp, mlp()[1], options.steps))
     if "fsdp2" in options.only:
         rows.append(steps(groups, "FSDP2, transformer", fsdp2, transformer()[1], options.steps))
         rows.append(steps(groups, "FSDP2, registered", registered, transformer()[1], options.steps))
