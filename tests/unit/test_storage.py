@@ -69,7 +69,7 @@ def reopened(url: str, folder: Path) -> tuple[set[str], int]:
     return set(trials), resumed
 
 
-@pytest.mark.parametrize("kind, kills", [("journal", 8), ("sqlite", 3)])
+@pytest.mark.parametrize("kind, kills", [("journal", 5), ("sqlite", 2)])
 def test_no_finished_trial_is_lost_wherever_a_run_is_killed(tmp_path, kind, kills):
     url, log, rng = url_of(kind, tmp_path), tmp_path / "log", random.Random(5)
     for number in range(kills):
@@ -84,7 +84,7 @@ def test_no_finished_trial_is_lost_wherever_a_run_is_killed(tmp_path, kind, kill
         process.join(60)
     trials, resumed = reopened(url, tmp_path)
     assert set(finished(log)) <= trials
-    assert len(trials) >= 3
+    assert len(trials) >= 2
     assert 0 < resumed <= len(trials)
 
 
