@@ -11,10 +11,12 @@ from collectives.rendezvous import Meeting, programs
 from collectives.schedule import RECV_REDUCE, Schedule, Span
 
 LEFT, TOP, ACROSS, DOWN, MARGIN = 64, 64, 132, 46, 22  # pixels: before the first round, of a round, of a rank, around
+DIGIT = 5.6  # of a label
+ALONG = (0.24, 0.34, 0.16, 0.44, 0.54, 0.1, 0.64)  # where on its arrow a label may be, the best place first
 FOLDED, MOVED = "#1f4e79", "#b0570f"  # a blue and an orange that also differ where colours do not
 STYLE = (
-    "text{font:12px Helvetica,Arial,sans-serif;fill:#222}.small{font-size:10px;paint-order:stroke;stroke:#fff;"
-    "stroke-width:3px;stroke-linejoin:round}.rank{stroke:#ccc;stroke-width:1}.round{stroke:#eee;stroke-width:1}"
+    "text{font:12px Helvetica,Arial,sans-serif;fill:#222}.small{font-size:10px}"
+    ".rank{stroke:#ccc;stroke-width:1}.round{stroke:#eee;stroke-width:1}.behind{fill:#fff;fill-opacity:.9}"
     f".folded{{stroke:{FOLDED};stroke-width:1.4}}.moved{{stroke:{MOVED};stroke-width:1.4;stroke-dasharray:5 2}}"
 )
 
@@ -55,7 +57,8 @@ def svg(schedules: Sequence[Schedule], title: str = "") -> str:
           for r in range(rows + 1)),
         *(f'<text x="{MARGIN}" y="{TOP + r * DOWN + 4}">rank {r}</text>'
           f'<path class="rank" d="M{LEFT} {TOP + r * DOWN}H{LEFT + rows * ACROSS}"/>' for r in range(ranks)),
-        *(line for _, leaving in groupby(arrows, key=lambda a: a[:2]) for line in draw(list(leaving))),
+        *(line(a) for a in arrows),
+        *(x for _, there in groupby(arrows, key=lambda a: a.row) for x in labels(list(there))),
         f'<text class="small" x="{MARGIN}" y="{height - 8}">solid: folded on arrival; dashed: moved{parts}</text>',
         "</svg>",
     ]  # fmt: skip
@@ -72,18 +75,36 @@ def drawn(meeting: Meeting, unit: int) -> list[Arrow]:
     return [Arrow(*key, labels[key]) for key in sorted(labels)]
 
 
-def draw(leaving: list[Arrow]) -> list[str]:
-    """The arrows that leave a rank in a round; their labels one after the other, so that they do not meet."""
-    lines = []
-    for place, a in enumerate(leaving):
-        x, y = LEFT + a.row * ACROSS + 8, TOP + a.source * DOWN
-        end, bottom = LEFT + (a.row + 1) * ACROSS - 8, TOP + a.to * DOWN
-        part = 0.16 + 0.34 * place / max(1, len(leaving) - 1) if len(leaving) > 1 else 0.24
-        kind, label = "folded" if a.folded else "moved", a.label if len(a.label) < 16 else a.label[:13] + "..."
-        lines.append(f'<path class="{kind}" d="M{x} {y}L{end} {bottom}" marker-end="url(#{kind})"/>')
-        where = f'x="{x + part * (end - x):.1f}" y="{y + part * (bottom - y) + 3.5:.1f}"'
-        lines.append(f'<text class="small" {where} text-anchor="middle">{escape(label)}</text>')
+def ends(a: Arrow) -> tuple[int, int, int, int]:
+    """Where an arrow begins, and where it ends."""
+    return LEFT + a.row * ACROSS + 8, TOP + a.source * DOWN, LEFT + (a.row + 1) * ACROSS - 8, TOP + a.to * DOWN
+
+
+def line(a: Arrow) -> str:
+    kind, (x, y, end, bottom) = "folded" if a.folded else "moved", ends(a)
+    return f'<path class="{kind}" d="M{x} {y}L{end} {bottom}" marker-end="url(#{kind})"/>'
+
+
+def labels(arrows: list[Arrow]) -> list[str]:
+    """Of a round's arrows, in front of all of them: each where it meets no other label, if there is such a place."""
+    lines, taken = [], list[tuple[float, float, float]]()
+    for a in arrows:
+        x, y, end, bottom = ends(a)
+        label = a.label if len(a.label) < 16 else a.label[:13] + "..."
+        width = DIGIT * len(label) + 3
+        places = [(x + part * (end - x), y + part * (bottom - y) + 3.5, width) for part in ALONG]
+        middle, base, _ = next((one for one in places if not any(meet(one, other) for other in taken)), places[0])
+        taken.append((middle, base, width))
+        lines.append(
+            f'<rect class="behind" x="{middle - width / 2:.1f}" y="{base - 8.5:.1f}" width="{width:.1f}" height="10"/>'
+            f'<text class="small" x="{middle:.1f}" y="{base:.1f}" text-anchor="middle">{escape(label)}</text>'
+        )
     return lines
+
+
+def meet(one: tuple[float, float, float], other: tuple[float, float, float]) -> bool:
+    """Whether two labels, by middle, base line and width, would lie on each other."""
+    return abs(one[0] - other[0]) < (one[2] + other[2]) / 2 and abs(one[1] - other[1]) < 10.5
 
 
 def marker(kind: str, colour: str) -> str:

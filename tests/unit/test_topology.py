@@ -49,6 +49,26 @@ def test_a_shape_names_nodes_and_ranks(nodes, shape):
     assert [found.node_of(rank) for node in nodes for rank in node] == [i for i, node in enumerate(nodes) for _ in node]
 
 
+def test_levels_are_sockets_nodes_and_what_switches_tell_apart():
+    nodes = ((0, 1), (2, 3), (4, 5), (6,))
+    paths = (("hall", "x", "a"), ("hall", "x", "a"), ("hall", "y", "b"), ("hall", "y", "b"))
+    assert topology(*nodes).nest == nodes
+    racks = topology(*nodes, switches=paths)
+    assert racks.nest == (((0, 1), (2, 3)), ((4, 5), (6,)))
+    assert "on switches of 2x2 |" in racks.fingerprint
+    assert topology(*nodes, switches=(*paths[:3], ())).nest == nodes  # where one does not say
+    sockets = topology((0, 1, 2, 3), (4, 5), domains=((0, 2), (1, 3), (4, 5)))
+    assert sockets.nest == (((0, 2), (1, 3)), ((4, 5),))
+
+
+def test_switches_are_what_slurm_says_or_the_environment(monkeypatch):
+    monkeypatch.delenv("TREERING_SWITCHES", raising=False)
+    monkeypatch.setenv("SLURM_TOPOLOGY_ADDR", "core.leaf3.host7")
+    assert look().switches == ("core", "leaf3")
+    monkeypatch.setenv("TREERING_SWITCHES", "hall.rack")
+    assert look().switches == ("hall", "rack")
+
+
 def test_fingerprints_differ_where_a_table_may_not_be_used():
     base = topology((0, 1), (2, 3))
     others = [
