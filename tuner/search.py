@@ -93,7 +93,10 @@ class Study:
             trial, candidate = self.ask()
             if candidate in unknown:
                 return trial, candidate
-            self.tell(trial, self.known.get(candidate))
+            if candidate in self.known:
+                self.tell(trial, self.known[candidate])
+            else:  # it is being tried at this moment, by somebody who will tell
+                self.study.tell(trial, state=self.optuna.trial.TrialState.FAIL)
             self.enqueue([self.rng.choice(unknown)])
         return None
 

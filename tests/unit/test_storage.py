@@ -119,6 +119,18 @@ def test_a_torn_line_and_a_lock_of_a_killed_writer_do_not_matter(tmp_path):
     assert all(json.loads(line) for line in path.read_text().splitlines())
 
 
+def test_what_is_being_tried_is_not_taken_for_failed(tmp_path):
+    """Whatever the sampler proposes twice in a batch, each candidate is told once, with its own figure."""
+    study = Study(space("allreduce", NODES, 1024), "x", None, 0)
+    while not study.exhausted:
+        batch = []
+        while len(batch) < 3 and (asked := study.ask_unknown([each for _, each in batch])):
+            batch.append(asked)
+        for trial, _ in batch:
+            study.tell(trial, 0.5)
+    assert set(study.known.values()) == {0.5}
+
+
 @pytest.mark.parametrize("text", [b"no\n", b'{"schema": 1}\n', b"[1]\n", b"SQLite format 3\0", b"\n"])
 def test_a_file_that_is_something_else_is_not_written_over(tmp_path, text):
     path = tmp_path / "file"
