@@ -38,7 +38,6 @@ ONE_PASS = {
     "allreduce": at.ALLREDUCE, "reduce_scatter": at.REDUCE_SCATTER, "allgather": at.ALLGATHER,
     "broadcast": at.BROADCAST, "reduce": at.REDUCE,
 }  # fmt: skip
-HIERARCHICAL = "hierarchical"
 CHUNKED = ("reduce_scatter", "allgather", "gather", "scatter", "barrier")  # whose chunks a caller can see
 
 
@@ -99,7 +98,7 @@ class Plans:
         """Whether a call uses symmetric memory within nodes, though it goes between nodes too."""
         here = self.channel.endpoint.kernels and len(self.topology.nodes) > 1
         plain = choice.params.get("leaders", "all") == "all" and not choice.params.get(SEGMENT_BYTES.name)
-        return here and plain and (collective, choice.algorithm) == ("allreduce", HIERARCHICAL)
+        return here and plain and (collective, choice.algorithm) == ("allreduce", "hierarchical")
 
     def program(self, call: Call, symmetric: bool = False) -> Program:
         """The call's program, made at its first use.
