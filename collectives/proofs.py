@@ -62,10 +62,10 @@ def prove(
     """Proves what is registered, one row for each algorithm, number of ranks, shape of nodes, root and setting.
 
     Algorithms that take nodes are proved for the shapes, and for each number of ranks in nodes of four, the last one
-    smaller; for shapes of more levels those that take groups of groups. On many ranks these are proved for their first
-    setting alone. `bytes_sent` is by the rank that sends most, in lengths of the message. `order` is "fixed" where every
-    result is folded in rank order, else "any". What an algorithm declares that it cannot serve is left out. jobs: how
-    many processes share the work. ValueError for a name that is not there.
+    smaller; for shapes of more levels those that take groups of groups. On many ranks these are proved for their
+    first setting alone. `bytes_sent` is by the rank that sends most, in lengths of the message. `order` is "fixed"
+    where every result is folded in rank order, else "any". What an algorithm declares that it cannot serve is left
+    out. jobs: how many processes share the work. ValueError for a name that is not there.
     """
     found = cases(collective, ranks, shapes, algorithms)
     if jobs == 1:

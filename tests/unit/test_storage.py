@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -123,7 +124,7 @@ def test_what_is_being_tried_is_not_taken_for_failed(tmp_path):
     """Whatever the sampler proposes twice in a batch, each candidate is told once, with its own figure."""
     study = Study(space("allreduce", NODES, 1024), "x", None, 0)
     while not study.exhausted:
-        batch = []
+        batch: list[Any] = []
         while len(batch) < 3 and (asked := study.ask_unknown([each for _, each in batch])):
             batch.append(asked)
         for trial, _ in batch:
