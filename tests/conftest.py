@@ -11,6 +11,7 @@ import pytest
 
 from tests import launch
 
+OTHERS = set(launch.LIBRARIES) - {"mpich"}
 REST = (launch.ROOT / "tests" / "hosts", launch.ROOT / "tests" / "cuda")
 LEFT_BEFORE = pytest.StashKey[set[str]]()
 LEFT_BEHIND = pytest.StashKey[list[str]]()
@@ -50,18 +51,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Beds of hosts and device code are of the full tier, wherever no mark says so."""
+    """Other MPI libraries than MPICH, beds of hosts and device code are of the full tier, where no mark says so too."""
     for item in items:
-        if any(folder in item.path.parents for folder in REST):
+        given = getattr(item, "callspec", None)
+        params = set(map(str, given.params.values())) if given else set()
+        if params & OTHERS or any(folder in item.path.parents for folder in REST):
             item.add_marker(pytest.mark.full)
 
 
-def marks_of(library: str) -> list[pytest.MarkDecorator]:
-    """The quick tier keeps to MPICH."""
-    return [pytest.mark.mpi] if library == "mpich" else [pytest.mark.mpi, pytest.mark.full]
-
-
-@pytest.fixture(params=[pytest.param(name, marks=marks_of(name)) for name in launch.LIBRARIES])
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.mpi) for name in launch.LIBRARIES])
 def mpi(request: pytest.FixtureRequest) -> Ranks:
     """Ranks under MPICH, Open MPI and Intel MPI in turn: `mpi(4, "program", "argument")`."""
     return _ranks(request.param, request.config)
