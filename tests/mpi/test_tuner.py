@@ -83,9 +83,6 @@ def test_what_is_asked_for_is_what_is_measured_and_told(mpich, tmp_path):
     assert "tuned in a fixed order" in done.stdout
     for rule in table.rules:
         assert canonical(rule.collective, rule.algorithm, rule.params, ((0, 1, 2),))
-    lines = read_samples(tmp_path / (table.samples or ""))
-    names = {line["algorithm"] for line in lines if line["stage"] == "screen"}
-    assert not all(canonical("allreduce", name, {}, ((0, 1, 2),)) for name in names)  # so that the price is known
 
 
 def start(name, *arguments, cwd):

@@ -330,7 +330,7 @@ def environment(comm: collectives.Communicator, report: Report) -> None:
             report.check(ran is not None and ran.algorithm == name and ran.origin == f"table {path}", ran)
             report.check(ran == tuned.explain(nbytes=4 * count) and ran.rule is not None, "explained otherwise")
         ran = tuned.explain(nbytes=4, order="fixed")
-        served = ("binomial_tree",) if comm.size <= 2 else ("one_shot", "two_shot")  # two ranks it folds in order
+        served = ("binomial_tree",) if comm.size <= 3 else ("one_shot", "two_shot")  # three ranks it folds in order
         report.check("binomial_tree" in ran.reason + ran.algorithm and ran.algorithm in served, ran)
     os.environ["TREERING_ALGORITHM"] = "halving_doubling:segment_bytes=256"
     with collectives.Communicator() as fixed:
