@@ -37,7 +37,7 @@ from collectives.errors import TableError
 from collectives.settings import refused
 from collectives.table import SCHEMA, LinkCost, Place, Rule, RunnerUp, Table, load, parse
 
-SECONDS = 5.0
+SECONDS = 30.0
 PLACE = re.compile(
     r"line \d|byte \d|position \d|`?\$|rules\[\d|ddp\[\d|tuned\[\d|schema|topology|key '|missing required|"
     r"unknown field|is a directory|not a regular file|name a table that exists|Expected `object`|recursion|"
