@@ -164,7 +164,8 @@ class Tally:
         }
         struck = {fault: n for fault, n in self.struck.items() if n}
         return {
-            "struck": struck, "not_struck": self.missed, "wrong": self.wrong, "late": self.late, "seconds_to_exit": times
+            "struck": struck, "not_struck": self.missed, "wrong": self.wrong, "late": self.late,
+            "seconds_to_exit": times,
         }  # fmt: skip
 
 
