@@ -35,7 +35,7 @@ help: ## show the targets
 demo: $(ENVS)/mpich/.done ## tune, show, train on Gloo and on treering; writes build/demo/ (3 minutes)
 	@$(MPICH) examples/digits_demo.py
 
-test: $(ENVS)/mpich/.done ## the tests on MPICH (under 10 minutes)
+test: $(ENVS)/mpich/.done ## the tests on MPICH (a quarter of an hour)
 	@$(MPICH) -m pytest --require-mpi -m 'not full' $(ARGS)
 
 test-full: $(MPIS:%=$(ENVS)/%/.done) ## all tests, on MPICH, Open MPI and Intel MPI (half an hour)
