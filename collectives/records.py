@@ -30,6 +30,7 @@ SUFFIX = ".record"
 MARK = 0x7472656572696E67 ^ st.BOARD_BYTES << 3  # "treering", and a layout of this version's
 (MAGIC, NODE_SIZE, COMM_SIZE, HOST, WALL_NS, MONOTONIC_NS, NUMBER) = range(7)  # a line before the boards
 HEADER_BYTES = 64
+ATTEMPTS = 3  # to make a file in a folder, which whoever leaves last removes
 UNFINISHED_SECONDS = 60.0  # after which a file without a mark is nobody's
 
 
@@ -89,6 +90,8 @@ class Record:
         if self.path is not None:
             with suppress(OSError):
                 self.path.unlink()
+                if not os.environ.get(FOLDER):
+                    self.path.parent.rmdir()  # unless it holds others' records
 
 
 class Snapshot:
@@ -150,7 +153,7 @@ def folders() -> list[Path]:
 
 def new_file(n_bytes: int) -> Path | None:
     """An empty record with its room claimed, or None where there can be none. Removes what ended runs have left."""
-    for folder in folders():
+    for folder in (folder for folder in folders() for _ in range(ATTEMPTS)):
         with suppress(OSError):
             folder.mkdir(mode=0o700, exist_ok=True)
         if not private(folder):
