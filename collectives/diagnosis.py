@@ -150,7 +150,8 @@ def find_mismatch(channel: "Channel", program: "Program", code: int, call: str) 
     found = compare(channel, seq, call)
     if found is None and code == st.STOPPED:  # by ranks that are ahead of this one
         ahead = {int(channel.endpoint.news(i)[st.PUBLISHED]) for i in range(channel.node.size)}
-        found = next(filter(None, (compare(channel, later, call) for later in sorted(ahead - {seq}))), None)
+        later = ((n, f"{call}, stopped by call {n}") for n in sorted(ahead - {seq}))
+        found = next(filter(None, (compare(channel, n, stopped) for n, stopped in later)), None)
     return found
 
 

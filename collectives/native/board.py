@@ -36,6 +36,8 @@ from collectives.native.layout import (
     LEFT,
     NODE_RANK,
     NODE_SIZE,
+    OUTRUN_NS,
+    OUTRUN_SINCE,
     PHASE,
     PUBLISHED,
     SEQ,
@@ -159,16 +161,28 @@ def disagrees(state: int) -> int:
 
 
 @njit(**cold)
-def who_stopped(state: int) -> int:
-    """1 + the node rank of someone whose communicator is broken, or who has left without making this call, or 0."""
+def stopped(state: int, now: int) -> int:
+    """Whether somebody's communicator is broken, or who has left without making this call, so that it cannot end.
+
+    Who has stopped in a later call has done its part of this one, which ends well, but for messages that an MPI library
+    sends no more: they get a moment.
+    """
     S = words(state)
     C = words(S[COMM])
+    outrun = 0
     for rank in range(C[NODE_SIZE]):
         news = news_of(C[BOARD], rank)
         status = load_acquire(news + 8 * BOARD_STATUS) if rank != C[NODE_RANK] else 0
-        if status != 0 and (status != LEFT or load_acquire(news + 8 * PUBLISHED) < S[SEQ]):
-            return 1 + rank
-    return 0
+        if status == LEFT:
+            if load_acquire(news + 8 * PUBLISHED) < S[SEQ]:
+                return 1
+        elif status != 0:
+            if load_acquire(news + 8 * COMPLETED) < S[SEQ]:
+                return 1
+            outrun = 1
+    if outrun and S[OUTRUN_SINCE] == 0:
+        S[OUTRUN_SINCE] = now
+    return outrun and now - S[OUTRUN_SINCE] > OUTRUN_NS
 
 
 @njit("int64(int64)", **native)

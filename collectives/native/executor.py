@@ -6,7 +6,7 @@ All state lies in the plans' memory, so a call may return at any time and go on 
 from numba import njit
 
 from collectives import layout as at
-from collectives.native.board import disagrees, note_completed, note_standing, publish, who_stopped
+from collectives.native.board import disagrees, note_completed, note_standing, publish, stopped
 from collectives.native.layout import (
     ARENA,
     BROKEN,
@@ -39,6 +39,7 @@ from collectives.native.layout import (
     LAST_SEQ,
     MISMATCH,
     OUTPUT_AT,
+    OUTRUN_SINCE,
     PENDING,
     PHASE,
     PIECES,
@@ -231,10 +232,10 @@ def look_around(state: int, now: int) -> None:
     """What a plan that waits must see: its deadline, ranks that disagree, ranks that have given up."""
     S = words(state)
     if S[DEADLINE] == 0:
-        S[DEADLINE] = now + S[TIMEOUT_NS]
+        S[DEADLINE], S[OUTRUN_SINCE] = now + S[TIMEOUT_NS], 0
     if not S[GATED] and not agreed(state):
         return
-    if who_stopped(state):
+    if stopped(state, now):
         fail(state, STOPPED)
     elif now > S[DEADLINE]:
         fail(state, TIMEOUT)

@@ -15,7 +15,7 @@ TIMEOUT, MPI_FAILED, MISMATCH, PEER_LOST, INTERRUPTED, ABORTED, STOPPED, LEFT, R
  FINGERPRINT_0, FINGERPRINT_1, FINGERPRINT_2, FINGERPRINT_3, ERROR_CODE, ERROR_DETAIL, ERROR_LANE, ERROR_ROUND,
  ERROR_STEP, ERROR_PEER, ERROR_SEGMENT, ERROR_KIND, FLAG, CALLS, GATED, REMOTE, REMOTE_BYTES,
  SHARES, CALL_DIGEST, CHAIN_NOW, CALL_TAG, SHARED_BYTES, COPIED_BYTES, SERVED,
- KERNEL_TO_MANY, SITE) = range(50)  # fmt: skip
+ KERNEL_TO_MANY, SITE, OUTRUN_SINCE) = range(51)  # fmt: skip
 STATE_HEADER = 56
 FINGERPRINT_WORDS = 4
 COMPARED_WORDS = 3  # the last one says where the memory lies, in which ranks may differ
@@ -48,6 +48,7 @@ LEAVING = 16
 BOARD_LINES = 3  # before the ring
 HISTORY = 64  # calls remembered; an entry is a line: sequence number, then the fingerprint's words
 WINDOW = 48  # how far a rank may run ahead of its node's slowest
+OUTRUN_NS = 1_000_000_000  # for what a rank has sent that has stopped in a later call to arrive
 ENTRY_WORDS = 8
 CAME_AT = 1 + FINGERPRINT_WORDS  # when the rank came to it, where its communicator STAMPS
 WAITED_FROM = 2 + FINGERPRINT_WORDS  # since when it waited in it, where it had to
