@@ -11,7 +11,7 @@ from typing import Any
 
 from collectives import diagnosis
 from collectives import layout as at
-from collectives.algorithms import KERNEL_BYTES, SEGMENT_BYTES, Algorithm, find
+from collectives.algorithms import KERNEL_BYTES, SEGMENT_BYTES, Algorithm, find, hierarchical
 from collectives.channel import Channel
 from collectives.contract import ROOTED, contract
 from collectives.counts import Counts
@@ -97,7 +97,7 @@ class Plans:
     def levels_share(self, collective: str, choice: Choice) -> bool:
         """Whether a call uses symmetric memory within nodes, though it goes between nodes too."""
         here = self.channel.endpoint.kernels and len(self.topology.nodes) > 1
-        plain = choice.params.get("leaders", "all") == "all" and not choice.params.get(SEGMENT_BYTES.name)
+        plain = choice.params.get("leaders") != hierarchical.ONE and not choice.params.get(SEGMENT_BYTES.name)
         return here and plain and (collective, choice.algorithm) == ("allreduce", "hierarchical")
 
     def program(self, call: Call, symmetric: bool = False) -> Program:
@@ -133,9 +133,9 @@ class Plans:
             bound = bound_of(call.collective, call.count, self.topology.ranks, align)
         else:
             bound = call.counts.bound(self.rank)
-        levels = self._levels(bound, itemsize) if symmetric and len(self.topology.nodes) > 1 else {}
-        share = self._share(call, itemsize) if symmetric and call.count and (before.phases or levels) else None
         params = dict(call.params)
+        levels = self._levels(params, bound, itemsize) if symmetric and len(self.topology.nodes) > 1 else {}
+        share = self._share(call, itemsize) if symmetric and call.count and (before.phases or levels) else None
         if whole:
             table = kernel_table(before)
         else:
@@ -154,16 +154,16 @@ class Plans:
             timeout=self.timeout,
         )
 
-    def _levels(self, bound: Bound, itemsize: int) -> dict[int, Kernel]:
+    def _levels(self, params: Mapping[str, Any], bound: Bound, itemsize: int) -> dict[int, Kernel]:
         """What a hierarchical allreduce tries within my node before its first phase and before its last."""
         node = self.channel.ranks_of_node
         if len(node) == 1:
             return {}
-        chunk = WHOLE.split(len(node))[node.index(self.rank)]
+        lead = hierarchical.leading(params["leaders"], len(node))
+        chunk = WHOLE.shares([1] * lead + [0] * (len(node) - lead))[node.index(self.rank)]
         mine = bound(chunk.lo) * itemsize, bound.length(chunk) * itemsize
-        kernels = at.NODE_REDUCE_SCATTER, at.NODE_ALLGATHER
-        first, last = (Kernel(function, chunk=mine, terms=2 * len(node)) for function in kernels)
-        return {0: first, -1: last}
+        kernels = {0: at.NODE_REDUCE_SCATTER, -1: at.NODE_ALLGATHER}
+        return {phase: Kernel(function, chunk=mine, terms=2 * len(node)) for phase, function in kernels.items()}
 
     def _kernel_phases(self, call: Call, itemsize: int, symmetric: bool) -> tuple[Sections, bool]:
         """Phases of node kernels that serve the call, and whether the last of them does all of it by itself."""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from collectives import nest
 from collectives.algorithms import KERNEL_BYTES, SEGMENT_BYTES, SLOTS, Algorithm, every, find
@@ -15,6 +15,7 @@ from collectives.selection import NATIVE
 from collectives.table import Value
 
 Nodes = Sequence[Sequence[int]]
+Choices: TypeAlias = tuple[tuple[str, tuple[Value, ...]], ...]  # of each parameter, first the default
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Branch:
     """One algorithm, the values to try of each of its parameters, and, for a pipeline, of slots by segment_bytes."""
 
     algorithm: str
-    choices: tuple[tuple[str, tuple[Value, ...]], ...]
+    choices: Choices
     segments: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     def every(self) -> Iterator[Candidate]:
@@ -155,8 +156,12 @@ def space(
         if branch and deterministic:
             branch = _in_order(branch, collective, placed(nodes))
         if branch is not None:
-            as_it_is = only or needs_kernel(algorithm)
-            branches += [branch] if as_it_is else _less(branch, repeats(collective, placed(nodes)))
+            if algorithm.needs_nodes:
+                branches.append(replace(branch, choices=_telling(algorithm, branch.choices, nest.pruned(here))))
+            elif only or needs_kernel(algorithm):
+                branches.append(branch)
+            else:
+                branches += _less(branch, repeats(collective, placed(nodes)))
     if not branches:
         raise ValueError(f"no algorithm of {collective} can serve {ranks} ranks{' in a fixed order' * deterministic}")
     return Space(tuple(branches))
@@ -215,15 +220,34 @@ def repeats(collective: str, nodes: tuple[tuple[int, ...], ...]) -> frozenset[Ca
             continue
         settings: list[dict[str, Any]] = [{own[0].name: x} for x in _default_first(own[0])] if own else [{}]
         for setting in settings:
-            schedules = algorithm.schedules(ranks, nodes=nodes, **setting)
-            emitted = tuple(
-                tuple((number, lane.rounds) for number, lane in phase.lanes.items())
-                for each in schedules for phase in each.phases
-            )  # fmt: skip
-            if emitted in seen:
+            rounds = _emitted(algorithm, nodes, setting)
+            if rounds in seen:
                 found.add(candidate(algorithm.name, setting))
-            seen.add(emitted)
+            seen.add(rounds)
     return frozenset(found)
+
+
+def _emitted(algorithm: Algorithm, groups: Nest, setting: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What all ranks do, in which two settings may be alike."""
+    return tuple(
+        tuple((number, lane.rounds) for number, lane in phase.lanes.items())
+        for each in algorithm.schedules(nest.count(groups), nodes=groups, **setting) for phase in each.phases
+    )  # fmt: skip
+
+
+@cache
+def _telling(algorithm: Algorithm, choices: Choices, groups: tuple[Any, ...]) -> Choices:
+    """Less the values of a hierarchy that emit an earlier one's schedules, whatever the other parameters are."""
+    if nest.count(groups) > COMPARED_RANKS:
+        return choices
+    kept = list(choices)
+    for place, (name, values) in enumerate(choices):
+        seen: dict[object, Value] = {}
+        for value in values:
+            one = Branch(algorithm.name, (*kept[:place], (name, (value,)), *kept[place + 1 :]))
+            seen.setdefault(tuple(_emitted(algorithm, groups, each.params) for each in one.every()), value)
+        kept[place] = name, tuple(seen.values())
+    return tuple(kept)
 
 
 def _branch(algorithm: Algorithm, ranks: int, nbytes: int) -> Branch:

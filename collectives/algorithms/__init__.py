@@ -60,7 +60,13 @@ STAGED = (Parameter(KERNEL_BYTES, (1 << 14, 1 << 16), 1 << 14, "of a piece in th
 COPIED = (Parameter(KERNEL_BYTES, (1 << 17, 1 << 16), 1 << 17, "of a piece in the node's kernel, copied once"),)
 NODES = (
     Parameter("inner", tuple(hierarchical.INNER), "ring", "the allreduce between nodes"),
-    Parameter("leaders", ("all", "one"), "all", "who takes part in it: all ranks, or the first of each node"),
+    Parameter(
+        "leaders",
+        (hierarchical.ALL, hierarchical.ONE, 2),
+        hierarchical.ALL,
+        "who takes part in it: all ranks, or the first ones of each node",
+        least=2,
+    ),
 )
 LEVELS = (
     Parameter(

@@ -150,7 +150,8 @@ def allgather(g: Group, span: Span = WHOLE) -> Iterator[Round]:
     yield [copy(chunk[g.me], INPUT, OUTPUT), *sends, *recvs]
 
 
-def scatter(g: Group, span: Span) -> Iterator[Round]:
-    """In place: my chunk of everyone's data, folded in rank order."""
-    chunk = dict(zip(g.ranks, span.split(g.size), strict=True))
-    yield [send(chunk[to], to) for to in g.ranks if to != g.me] + fold(chunk[g.me], g.ranks, g.me)
+def scatter(g: Group, span: Span, owners: int | None = None) -> Iterator[Round]:
+    """In place: my chunk of everyone's data, folded in rank order. owners: only so many first ranks have a chunk."""
+    chunk = dict(zip(g.ranks[:owners], span.split(len(g.ranks[:owners])), strict=True))
+    sends = [send(part, to) for to, part in chunk.items() if to != g.me]
+    yield sends + (fold(chunk[g.me], g.ranks, g.me) if g.me in chunk else [])

@@ -24,11 +24,12 @@ COUNTS = (0, 1, 2, 7, 31, 129, 1009, 4099, 20_011, 87_500)
 def run(comm: collectives.Communicator, places: Places, random: Random, case: str, report: Report) -> None:
     dtype, op = random.choice(MIXED)
     count, seed, inner = random.choice(COUNTS), random.randrange(1 << 30), random.choice(INNER)
+    leaders = random.choice(("all", 2))
     likely = random.choice((KINDS[:2], KINDS))
     kinds = [random.choice(likely) for _ in range(comm.size)]
     apart = random.random() < 0.3
-    how: dict[str, Any] = {"algorithm": "hierarchical", "inner": inner}
-    what = f"{case}: {op} of {count} {dtype} by {inner} in {kinds}{', out of place' * apart}"
+    how: dict[str, Any] = {"algorithm": "hierarchical", "inner": inner, "leaders": leaders}
+    what = f"{case}: {op} of {count} {dtype} by {inner}, leaders {leaders}, in {kinds}{', out of place' * apart}"
     given = inputs(dtype, op, comm.size, count, seed)[comm.rank]
     wanted = given.clone()
     comm.allreduce(wanted, op=op, **how)
@@ -50,6 +51,7 @@ def back_to_back(comm: collectives.Communicator, report: Report) -> None:
     """With nothing between the calls but what an optimizer would write, and stragglers."""
     x, own = comm.empty(3 * comm.size + 1, "int64"), Random(comm.rank)
     calls = [comm.plan("allreduce", x, algorithm="hierarchical", inner=inner) for inner in INNER]
+    calls.append(comm.plan("allreduce", x, algorithm="hierarchical", leaders=2))
     for turn in range(100):
         for call in calls:
             x.fill_(turn + comm.rank)

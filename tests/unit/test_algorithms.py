@@ -39,6 +39,7 @@ def test_hierarchical_is_proved_on_uneven_and_interleaved_nodes(nodes):
     assert {(row["params"]["inner"], row["params"]["leaders"]) for row in rows} >= {
         ("ring", "all"),
         ("two_shot", "one"),
+        ("ring", 2),
     }
 
 
@@ -256,6 +257,11 @@ def test_the_hierarchical_cost_is_that_of_its_parts(m, k):
         r = verify(hierarchical.schedules(m * k, nodes=nodes, inner=inner, leaders="one"), contract("allreduce", m * k))
         assert (r.rounds, r.folded) == (2 * depth(k) + between[0], bits(k) + between[2])
         assert bits(k) <= r.sent <= bits(k) + between[1] + (k > 1)
+        lead = min(2, k)
+        r = verify(hierarchical.schedules(m * k, nodes=nodes, inner=inner, leaders=2), contract("allreduce", m * k))
+        assert r.rounds == 2 * (k > 1) + between[0]
+        assert r.folded == Fraction(k - 1, lead) + between[2] / Fraction(lead)
+        assert r.sent == Fraction(k + lead - 2 + between[1], lead)
 
 
 def test_every_algorithm_has_a_closed_form_or_bounds_of_its_own():
@@ -301,7 +307,7 @@ def test_hierarchical_is_two_shot_on_one_node_and_the_inner_one_on_nodes_of_one(
     two_shot = find("allreduce", "two_shot").schedules(5)
     assert [rounds_of(mine) for mine in hierarchical.schedules(5)] == [rounds_of(mine) for mine in two_shot]
     single = [[rank] for rank in range(6)]
-    for leaders in ("all", "one"):
+    for leaders in ("all", "one", 2):
         alone = hierarchical.schedules(6, nodes=single, inner="halving_doubling", leaders=leaders)
         assert alone == find("allreduce", "halving_doubling").schedules(6)
 

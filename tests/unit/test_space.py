@@ -89,6 +89,19 @@ def test_hierarchies_are_tried_where_there_are_several_nodes():
     assert {"ring", "recursive_doubling", "halving_doubling"} <= inner
 
 
+@pytest.mark.parametrize(
+    "nodes, leaders",
+    [
+        (SQUARE, {"all", "one"}),
+        ([[0, 1, 2], [3]], {"all", "one", 2}),
+        ([[*range(4)], [*range(4, 8)]], {"all", "one", 2}),
+    ],
+)
+def test_values_that_change_nothing_on_the_nodes_at_hand_are_left_out(nodes, leaders):
+    tried = [each for each in space("allreduce", nodes, 1 << 20).every() if each.algorithm == "hierarchical"]
+    assert {each.params["leaders"] for each in tried} == leaders
+
+
 def test_only_and_deterministic_narrow_it():
     assert [b.algorithm for b in space("allreduce", ONE_NODE, 8, only=["two_shot"]).branches] == ["two_shot"]
     fixed = {branch.algorithm for branch in space("allreduce", ONE_NODE, 1 << 20, deterministic=True).branches}

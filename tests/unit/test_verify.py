@@ -279,7 +279,7 @@ def test_rows_cover_roots_shapes_and_settings():
     shapes = [row["nodes"] for row in rows if row["algorithm"] == "hierarchical"]
     assert all(nodes in ([[0, 1, 2], [3]], [[0, 1, 2, 3], [4, 5]]) for nodes in shapes)
     assert any("slots" in row["params"] for row in rows)
-    assert {row["params"].get("leaders") for row in rows} == {None, "all", "one"}
+    assert {row["params"].get("leaders") for row in rows} == {None, "all", "one", 2}
 
 
 def test_a_fault_is_a_row(monkeypatch):
