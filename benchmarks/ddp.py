@@ -28,6 +28,7 @@ import collectives
 from benchmarks.ddp_plot import CONTENDERS, give, summary
 from benchmarks.hosts import run_on
 from benchmarks.peers_plot import machine
+from integrations.overlap import SETTLING_STEPS, TRIAL_STEPS
 from integrations.torch_ddp import register
 from integrations.torch_launch import init_process_group
 from tests.hosts.bed import NoBed
@@ -94,11 +95,12 @@ def measure(name: str, steps: int, options: argparse.Namespace, comm: collective
         first[contender] = time.perf_counter() - start
     seconds: dict[str, list[float]] = {contender: [] for contender in contenders}
     order, shuffle = list(contenders), random.Random(1)
-    for number in range(WARM_UP + steps):
+    warm_up = SETTLING_STEPS + 2 * TRIAL_STEPS if state.settling else WARM_UP
+    for number in range(warm_up + steps):
         shuffle.shuffle(order)
         for contender in order:
             taken = step(contenders[contender])
-            if number >= WARM_UP:
+            if number >= warm_up:
                 seconds[contender].append(taken)
     drift = max(
         float((a.grad - b.grad).abs().max() / a.grad.abs().max().clamp(min=1e-30))

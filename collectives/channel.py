@@ -4,10 +4,12 @@ import os
 import select
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from collectives import diagnosis, recorder, sites
-from collectives.errors import CollectiveError, CommunicatorBroken, PeerLost, UnsupportedError
+from collectives.errors import CollectiveError, CollectiveTimeout, CommunicatorBroken, PeerLost, UnsupportedError
 from collectives.launch import Group
 from collectives.native import layout as st
 from collectives.native.endpoint import Endpoint
@@ -53,6 +55,8 @@ class Channel:
         self.compares_sites = sites.compared()
         self.looks = self.compares_sites or group.comm.thread is not None  # before each call
         self._dead: list[int] = []
+        self._meetings, self._gone_since = 0, 0.0
+        group.comm.look = group.node.look = self.heed
 
     def watch(self, work: "Work") -> None:
         """While a call waits: is everyone it may wait for alive, and calling the same?"""
@@ -126,6 +130,33 @@ class Channel:
                 state[st.STATUS], state[st.ERROR_CODE] = st.BROKEN, code
                 self._dead = dead or []
                 ENGINE._end(self)
+
+    # ------------------------------------------------------------ what is no call
+    @contextmanager
+    def meeting(self, doing: str) -> Iterator[None]:
+        """What all ranks do together. Where some do not come, the communicator is broken, and the error names them."""
+        self._meetings += 1
+        if self.endpoint.has_board:
+            self.endpoint.news(self.node.rank)[st.MEETINGS] = self._meetings
+        try:
+            yield
+        except (CollectiveTimeout, PeerLost) as error:
+            missing = [rank for i, rank in enumerate(self.ranks_of_node) if self._met(i) < self._meetings]
+            named = f"; {', '.join(f'rank {rank}' for rank in missing)} did not come" if missing else ""
+            lost = type(error)(f"{doing}: {error}{named}")
+            self.break_(st.TIMEOUT if isinstance(error, CollectiveTimeout) else st.PEER_LOST, lost)
+            raise lost from error
+
+    def _met(self, node_rank: int) -> int:
+        return int(self.endpoint.news(node_rank)[st.MEETINGS]) if self.endpoint.has_board else self._meetings
+
+    def heed(self) -> None:
+        """Raise PeerLost where a rank that is met has ended, or given up: for some time, as it may have come before."""
+        gone = [f"rank {rank} has ended; see its own output" for rank in self.ended()]
+        gone += [f"rank {rank} {diagnosis.STATUS[status]}" for rank, status in diagnosis.stopped_ranks(self)]
+        self._gone_since = (self._gone_since or time.monotonic()) if gone else 0.0
+        if gone and time.monotonic() - self._gone_since > GRACE_SECONDS:
+            raise PeerLost(", ".join(gone))
 
     def fail(self, work: "Work") -> CollectiveError:
         """The error of the call that has just ended badly; nothing can be called after it."""

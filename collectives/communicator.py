@@ -3,7 +3,8 @@
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from collectives import exits, timeline
@@ -31,6 +32,8 @@ from collectives.topology import Topology
 if TYPE_CHECKING:
     from collectives.cuda.device import OnDevice
 
+START_SECONDS = 300.0  # for which a rank that a launcher has started may be late, however short calls' deadlines are
+
 
 def chunk(count: int, size: int, rank: int) -> slice:
     """The elements of `count` that are rank's chunk among `size` ranks, as torch.tensor_split cuts them."""
@@ -38,6 +41,11 @@ def chunk(count: int, size: int, rank: int) -> slice:
         raise ValueError(f"rank {rank} is not one of {size} ranks, 0 to {size - 1}")
     offsets = chunk_offsets(count, size)
     return slice(offsets[rank], offsets[rank + 1])
+
+
+def patience(settings: Settings | Exception) -> float:
+    """Seconds for which ranks wait for each other to make a communicator, also where its settings are refused next."""
+    return settings.timeout if isinstance(settings, Settings) else TIMEOUT_SECONDS
 
 
 class Communicator(Methods):
@@ -60,7 +68,7 @@ class Communicator(Methods):
         algorithm: str | None = None,
     ):
         settings = Settings.attempt(table, timeout, algorithm)
-        self._open(connect(mpi_comm, ENGINE.turn), settings)
+        self._open(connect(mpi_comm, max(START_SECONDS, patience(settings)), ENGINE.turn), settings)
         self._settings.announce(self)
 
     @classmethod
@@ -86,9 +94,8 @@ class Communicator(Methods):
         size or settings, UnsupportedError where they cannot share memory.
         """
         settings = Settings.attempt(table, timeout, algorithm)
-        patience = settings.timeout if isinstance(settings, Settings) else TIMEOUT_SECONDS
         made = cls.__new__(cls)
-        made._open(join(store, rank, size, prefix, patience, ENGINE.turn), settings)
+        made._open(join(store, rank, size, prefix, patience(settings), ENGINE.turn), settings)
         made._settings.announce(made)
         return made
 
@@ -101,6 +108,7 @@ class Communicator(Methods):
         self._channel = Channel(self._group, settings.spin)
         self.topology: Topology = self._channel.topology
         self._settings = settings = settings.on(self.topology)
+        peers.timeout = self._group.node.timeout = settings.timeout
         self._plans = Plans(self._channel, settings.timeout)
         self._regions = self._channel.regions
         self._calls = Calls(self._plans, settings)
@@ -193,20 +201,20 @@ class Communicator(Methods):
         initialised. Collective, with the same size on all ranks.
         Dropping it is local; its memory is used again when all ranks have. Ranks may pass different parts to a call;
         where one passes ordinary memory, all go the ordinary way. device: "cuda" or "cuda:1" for memory of a GPU, the
-        same on a rank as its other arrays'. TypeError, MismatchError, UnsupportedError.
+        same on a rank as its other arrays'. TypeError, MismatchError, UnsupportedError, CollectiveTimeout.
         """
-        self._pause()
-        if str(device) != "cpu":
-            return self._device().empty(shape, dtype, str(device))
-        return self._regions.empty(shape, dtype)
+        with self._meeting("empty"):
+            if str(device) != "cpu":
+                return self._device().empty(shape, dtype, str(device))
+            return self._regions.empty(shape, dtype)
 
     def register(self, x: Any) -> Any:
         """Make the storage of x, a torch tensor, symmetric where it is; returns x. Collective.
 
         Only storages that nobody resizes may be registered. They are kept until `release(x)`, which is local, or close.
         """
-        self._pause()
-        return self._regions.register(x)
+        with self._meeting("register"):
+            return self._regions.register(x)
 
     def release(self, x: Any) -> None:
         """Let go of what `register` holds for x."""
@@ -317,10 +325,13 @@ class Communicator(Methods):
         target.restore()
         return result
 
-    def _pause(self) -> None:
-        """Wait until no call of this communicator is under way on any rank: none reads what is about to change."""
+    @contextmanager
+    def _meeting(self, doing: str) -> Iterator[None]:
+        """No call of this communicator is under way on any rank: none reads what is about to change."""
         self._drain()
-        self._group.comm.meet()
+        with self._channel.meeting(doing):
+            self._group.comm.meet()
+            yield
 
     def _drain(self) -> None:
         while self._channel.pending:
@@ -341,13 +352,14 @@ class Communicator(Methods):
         """
         self._check_open()
         settings = self._settings if table is None else self._settings.with_table(table)
-        self._group.comm.meet()
-        part = self._group.comm.split(color, key)
-        if part is None:
-            return None
-        made = Communicator.__new__(Communicator)
-        made._open(part, settings)
-        return made
+        with self._channel.meeting("split"):
+            self._group.comm.meet()
+            part = self._group.comm.split(color, key)
+            if part is None:
+                return None
+            made = Communicator.__new__(Communicator)
+            made._open(part, settings)
+            return made
 
     def abort(self, why: str) -> None:
         """End all ranks of the job at once, not zero, saying why."""

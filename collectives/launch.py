@@ -48,10 +48,10 @@ def form(comm: Peers) -> Group:
     return Group(comm, split_by_node(comm), comm.mpi.Dup() if comm.mpi is not None else None)
 
 
-def connect(mpi_comm: Any = None, turn: Callable[[], None] = lambda: None) -> MpiPeers:
+def connect(mpi_comm: Any, timeout: float, turn: Callable[[], None] = lambda: None) -> MpiPeers:
     """The ranks of mpi_comm, or of COMM_WORLD. Collective. LaunchError where ranks were not started as one job.
 
-    turn: lets calls under way go on while ranks wait for each other.
+    timeout: seconds that any rank may be late. turn: lets calls under way go on while ranks wait for each other.
     """
     try:
         from mpi4py import MPI
@@ -67,7 +67,7 @@ def connect(mpi_comm: Any = None, turn: Callable[[], None] = lambda: None) -> Mp
         refuse_lone_worlds(mpi_comm.size, MPI.Get_library_version().split(",")[0].split("\n")[0])
     if not isinstance(mpi_comm, MPI.Intracomm):
         raise TypeError(f"mpi_comm is a {type(mpi_comm).__name__}; pass an mpi4py intracommunicator")
-    return MpiPeers.duplicate(mpi_comm, turn)
+    return MpiPeers.duplicate(mpi_comm, timeout, turn)
 
 
 def refuse_unusable(mpi: Any) -> None:

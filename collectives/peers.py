@@ -6,7 +6,7 @@ a store (`store_peers`). All else asks for no more than this. What ranks say is 
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,12 +14,17 @@ from collectives.errors import UnsupportedError
 
 
 class Peers(ABC):
-    """This rank, and how it reaches the others. Every method but `end_job` is collective."""
+    """This rank, and how it reaches the others. Every method but `end_job` is collective.
+
+    Who does not come is waited for as long as a call of the communicator would wait: then CollectiveTimeout.
+    """
 
     rank: int
     size: int
+    timeout: float  # seconds that others may be late
     mpi: Any = None  # the mpi4py communicator of these ranks, for what only MPI does; None where there is no MPI
     thread: int | None = None  # the only one that may reach them, where not all may
+    look: Callable[[], None] = staticmethod(lambda: None)  # now and then while they are waited for: raises if in vain
 
     @abstractmethod
     def exchange(self, mine: bytes) -> list[bytes]:

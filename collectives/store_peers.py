@@ -168,6 +168,7 @@ class StorePeers(Peers):
 
     def _look(self, missing: list[int], waited: float) -> None:
         """At those who have said nothing yet: are they alive, and is there time?"""
+        self.look()
         if not self.ranks:
             self._compare_sizes([rank for rank in range(self.size) if rank not in missing])
         elif dead := [rank for rank in missing if not self.ranks[rank].lives]:

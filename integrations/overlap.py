@@ -3,7 +3,8 @@
 Inline, a bucket's call is begun when the bucket is ready, and goes as far as it can without waiting; what is left is
 done at the end of the backward pass. So ranks that are not equally fast wait for each other once a step, and not at
 each bucket. A helper thread does the same calls, in the same order, without the interpreter's lock, and sleeps between
-looks: it never spins beside a rank that computes. It is worth it only where a core is free for it.
+looks: it never spins beside a rank that computes. It is worth it where a core is free for it, and may be where wires
+between nodes move what it has handed to them.
 """
 
 import atexit
@@ -160,7 +161,8 @@ class Progress:
         if wanted == "thread" and not allowed():
             raise UnsupportedError('overlap="thread" needs MPI with MPI_THREAD_MULTIPLE; overlap="inline" does not')
         spare = spare_cores(comm) if comm.size > 1 else 0
-        self.trial = Trial() if wanted == "auto" and spare > 0 and allowed() else None
+        may_help = spare > 0 or len(comm.topology.nodes) > 1
+        self.trial = Trial() if wanted == "auto" and may_help and allowed() else None
         self._fixed: Mode = "thread" if wanted == "thread" else "inline"
         self._inline, self._helper = Inline(sleeps=spare < 0), None  # type: Inline, Helper | None
 

@@ -55,8 +55,9 @@ class DDPHookState:
     all ranks when its first bucket comes, whatever their number is then.
 
     `table` is a tuning table, or the path of one. `overlap`: "inline" communicates in the training thread, without
-    waiting before the backward pass ends; "thread" in a helper thread beside it; "auto" tries both for some steps where
-    every rank has a core that its torch threads leave free, takes the faster one, and is "inline" elsewhere.
+    waiting before the backward pass ends; "thread" in a helper thread beside it; "auto" tries both for some steps on
+    several nodes, and where every rank has a core that its torch threads leave free, takes the faster one, and is
+    "inline" elsewhere.
     `zero_copy`: True and "auto" move buckets into memory that the ranks of a node share, where an average is one pass;
     "auto" leaves them where that cannot be, False always. UnsupportedError names what is not to be had:
     `overlap="thread"` where MPI allows one thread only, `zero_copy=True` on several nodes, `compression`.

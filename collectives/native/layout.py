@@ -41,10 +41,11 @@ FIFO_WORDS = 8
 INLINE_BYTES = 48  # a payload of up to this shares the header's line
 
 # --- board: of each rank a line of news, one that says where the call stands that waits, one whose first word counts,
-# on the first rank's board, who has begun to end the job; then a ring of its calls ---
+# how many have begun to end the job, on the first rank's, and how often the rank has come to meet the others; then a
+# ring of its calls ---
 (PUBLISHED, BOARD_STATUS, COMPLETED, WAITS_IN, WAITS_SINCE, PROCESS, BORN, REPORTED) = range(8)
 (STANDS_FOR, STANDS_KIND, STANDS_PHASE, STANDS_LANE, STANDS_SEGMENT, STANDS_ROUND, STANDS_STEP, RANK) = range(8, 16)
-LEAVING = 16
+LEAVING, MEETINGS = 16, 17
 BOARD_LINES = 3  # before the ring
 HISTORY = 64  # calls remembered; an entry is a line: sequence number, then the fingerprint's words
 WINDOW = 48  # how far a rank may run ahead of its node's slowest

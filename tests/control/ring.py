@@ -155,7 +155,7 @@ class Ring:
         self.at = self.memory.address
         self.words = w = self.memory.words(0, OPERANDS + 8)
         fifo = LINE + depth * (LINE + piece)
-        self.window = SharedWindow.create(MpiPeers(comm), comm.size * fifo)
+        self.window = SharedWindow.create(MpiPeers(comm, 60), comm.size * fifo)
         w[RANK], w[RANKS], w[PIECE], w[DEPTH] = comm.rank, comm.size, piece, depth
         w[ISEND], w[IRECV], w[TEST] = mpi_functions()
         w[COMM], w[BYTE], w[IGNORE] = MPI._handleof(comm), MPI._handleof(MPI.BYTE), status_ignore()

@@ -37,6 +37,7 @@ VALUES = {
     "algorithm": ("ring", "recursive_doubling"),
     "counts or none": ("alltoall", "counts of an alltoall"),
 }
+MEETINGS = ("empty", "register", "split")
 ONES = {"TREERING_RANKS_PER_NODE": "1"}  # every rank is a node
 # Between nodes, what a rank that does not wait has called is known only by what it calls next.
 BETWEEN_NODES = {**MISMATCHES, "nothing": None, "root": "an earlier call", "broadcast of another count": None}
@@ -161,6 +162,22 @@ def check_crossed(seen):
         assert one["type"] == "CollectiveTimeout"
         assert f"rank {rank}: allreduce sum of 20 float32" in one["text"]
         assert fails_at_once(one["later"])
+
+
+@pytest.mark.parametrize("mpi", ["mpich", "openmpi", "impi", "store"], indirect=True)
+def test_who_does_not_come_to_what_is_no_call_is_named_too(mpi):
+    seen, done = outcomes(mpi, 2, *(f"late to {doing}" for doing in MEETINGS))
+    assert done.returncode != 0
+    for doing in MEETINGS:
+        waited, late = seen[f"late to {doing}"]
+        assert waited["type"] == "CollectiveTimeout", waited
+        assert waited["text"].startswith(f"{doing}: rank 0: "), waited
+        assert "rank 1 did not come" in waited["text"]
+        assert late["type"] == "PeerLost", late
+        assert "rank 0 passed its deadline" in late["text"]
+        for one in (waited, late):
+            assert one["seconds"] < SOON
+            assert fails_at_once(one["later"])
 
 
 def test_deadlines_and_interrupts(mpich):

@@ -95,6 +95,19 @@ def late() -> Seen:
     return then(comm, lambda: comm.allreduce(ones(1000)))
 
 
+def late_to(meeting: Callable[[collectives.Communicator], Any]) -> Callable[[], Seen]:
+    """What is no call, and all must do."""
+
+    def case() -> Seen:
+        comm = new()
+        comm.allreduce(ones(3))
+        if RANK == LAST:
+            time.sleep(DEADLINE + 1)
+        return then(comm, lambda: meeting(comm))
+
+    return case
+
+
 def late_for_this_call() -> Seen:
     """A deadline of its own, shorter than the communicator's."""
     comm = new(timeout=60)
@@ -248,6 +261,9 @@ CASES: dict[str, Callable[[], Any]] = {
     ),
     "counts": differ(lambda c: counted(c, 1), lambda c: counted(c, 2)),
     "late": late,
+    "late to empty": late_to(lambda c: c.empty(10)),
+    "late to register": late_to(lambda c: c.register(ones(10))),
+    "late to split": late_to(lambda c: c.split(0)),
     "late for this call": late_for_this_call,
     "impatient": impatient,
     "crossed": crossed,

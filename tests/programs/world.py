@@ -19,7 +19,7 @@ if PATH := os.environ.get("TREERING_TEST_STORE"):
     RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     PEERS: Peers = join(STORE, RANK, SIZE, "the test's own", PATIENCE, ENGINE.turn)
 else:
-    PEERS = connect(None, ENGINE.turn)
+    PEERS = connect(None, PATIENCE, ENGINE.turn)
     RANK, SIZE = PEERS.rank, PEERS.size
 
 

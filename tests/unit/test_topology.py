@@ -205,4 +205,4 @@ def test_nodes_have_a_number_of_ranks(monkeypatch, given):
 @pytest.mark.parametrize("wrong", [3, "world", object()])
 def test_what_is_no_communicator_is_refused(wrong):
     with pytest.raises(TypeError, match=f"mpi_comm is a {type(wrong).__name__}; pass an mpi4py intracommunicator"):
-        connect(wrong)
+        connect(wrong, 1)
