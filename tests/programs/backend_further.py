@@ -213,6 +213,34 @@ def ways_of_ddp() -> None:
             torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
+def buckets_move_into_shared_memory() -> None:
+    """Those of models, also of equal ones and of later ones; nothing else of the same size. They are given back."""
+    shared = dist.group.WORLD._gradients
+    torch.manual_seed(0)
+    linear = nn.Linear(200, 200, bias=False)
+    batches = torch.randn(SIZE, 5, 200)
+    linear(batches.view(-1, 200)).square().mean().backward()
+    wanted = linear.weight.grad
+    dist.all_reduce(torch.zeros(40_000))  # of another kind of call, and of the same bytes
+    models = [DistributedDataParallel(copy.deepcopy(linear)) for _ in range(2)]
+    for _ in range(9):
+        for model in models:
+            model.zero_grad()
+            model(batches[RANK]).square().mean().backward()
+            torch.testing.assert_close(model.module.weight.grad, wanted)
+    assert len(shared._held) == 2 * (SIZE > 1)
+    doubled = torch.ones(40_000)
+    work = dist.all_reduce(doubled, async_op=True)
+    work.wait()
+    same(doubled, torch.full((40_000,), float(SIZE)))
+    assert doubled.data_ptr() not in shared._held
+    model = DistributedDataParallel(nn.Linear(200, 100))
+    models.clear()
+    for _ in range(5):
+        model(batches[RANK]).sum().backward()
+    assert len(shared._held) == (SIZE > 1)
+
+
 def waits_with_a_limit_of_their_own() -> None:
     """They end nothing: what was waited for comes later."""
     if RANK == 0:
@@ -227,7 +255,7 @@ def waits_with_a_limit_of_their_own() -> None:
 
 CASES = (
     every_call_on_strided_memory, every_root, splits_of_nothing, lists_at_once, in_groups, gradients, ways_of_ddp,
-    waits_with_a_limit_of_their_own,
+    buckets_move_into_shared_memory, waits_with_a_limit_of_their_own,
 )  # fmt: skip
 
 if __name__ == "__main__":
