@@ -62,6 +62,7 @@ class TreeringGroup(Base):  # type: ignore[misc]
         self._office = Office.of(self.comm, seconds)
         self._keeper = Keeper()
         self._gradients = SharedGradients(self.comm)
+        self._done = Done()  # of calls that end before they return, whose caller keeps nothing of them
         self._name, self._desc = "", NAME
 
     # ------------------------------------------------------------ what torch asks of a group
@@ -108,7 +109,7 @@ class TreeringGroup(Base):  # type: ignore[misc]
                 self._gradients.see(x)
             if not waits(opts):
                 self.comm.allreduce(x, op=op)
-                return Done(tensors)
+                return self._done
             return self._later([self.comm.allreduce(x, op=op, blocking=False)], tensors)
         numbers, op = reducible(x, opts)
         return self._go(opts, tensors, [partial(self.comm.allreduce, numbers, op=op)])
@@ -125,6 +126,10 @@ class TreeringGroup(Base):  # type: ignore[misc]
         return self._go(opts, tensors, [partial(self.comm.reduce, numbers, root=opts.rootRank, op=op)])
 
     def _reduce_scatter_base(self, out: Tensor, x: Tensor, opts: Any = None) -> Works:
+        if x.dtype in PLAIN and not waits(opts) and (op := OPERATIONS.get(hash(opts.reduceOp))):
+            self._fits(x, "input", out, "output")
+            self.comm.reduce_scatter(apart(x, out), out=out, op=op)
+            return self._done
         return self.reduce_scatter_tensor_coalesced([out], [x], opts)
 
     def reduce_scatter_tensor_coalesced(self, outs: list[Tensor], xs: list[Tensor], opts: Any = None) -> Works:
@@ -152,6 +157,10 @@ class TreeringGroup(Base):  # type: ignore[misc]
         return self._go(opts, tensors, [partial(self.comm.broadcast, movable(one(tensors)), root=opts.rootRank)])
 
     def _allgather_base(self, out: Tensor, x: Tensor, opts: Any = None) -> Works:
+        if x.dtype in PLAIN and not waits(opts):
+            self._fits(out, "output", x, "input")
+            self.comm.allgather(x, out=out)
+            return self._done
         return self.allgather_into_tensor_coalesced([out], [x], opts)
 
     def allgather_into_tensor_coalesced(self, outs: list[Tensor], xs: list[Tensor], opts: Any = None) -> Works:
