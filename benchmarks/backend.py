@@ -2,9 +2,9 @@
 
     python -m benchmarks.backend -n 2 [--only calls,ddp,fsdp2] [--sizes 1024,16384,1048576] [--steps 40] [--json FILE]
 
-A time is the slowest rank's; of calls it is that of the call in torch.distributed, Python included. Printed are
-medians, and the ratio of pairs taken in the same repetition with its 95 % interval. Gloo's threads slow what runs right
-after it, also treering's calls.
+Beside DDP's steps stand forward and backward alone. A time is the slowest rank's; of calls it is that of the call in
+torch.distributed, Python included. Printed are medians, and the ratio of pairs taken in the same repetition with its
+95 % interval. Gloo's threads slow what runs right after it, also treering's calls.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def row(what: str, n_bytes: int, times: dict[str, list[float]]) -> dict[str, Any
     ratio = median_interval([ours / gloo for ours, gloo in zip(times["treering"], times["gloo"], strict=True)])
     medians = {name: median_interval(values).median for name, values in times.items()}
     if dist.get_rank() == 0:
-        said = f"gloo {medians['gloo']:10.1f} us   treering {medians['treering']:10.1f} us"
+        said = "   ".join(f"{name} {median:10.1f} us" for name, median in medians.items())
         print(f"{what:24} {n_bytes:9} B   {said}   treering/gloo {shown(ratio)}", flush=True)
     return {"what": what, "bytes": n_bytes, "median_us": medians, "ratio": [ratio.median, ratio.low, ratio.high]}
 
@@ -83,10 +83,9 @@ def calls(groups: Groups, n_bytes: int, times: int) -> list[dict[str, Any]]:
 
 
 def steps(
-    groups: Groups, what: str, make: Callable[[Any], nn.Module], batch: torch.Tensor, times: int, *, keep: bool = False
+    groups: Groups, what: str, models: Mapping[str, nn.Module], batch: torch.Tensor, times: int, *, keep: bool = False
 ) -> Any:
     """keep: gradients stay where they are and are filled with zeros, as in benchmarks.ddp; else new ones each step."""
-    models = {contender: make(group) for contender, group in groups.items()}
 
     def step(model: nn.Module) -> None:
         model.zero_grad(set_to_none=not keep)
@@ -94,6 +93,10 @@ def steps(
 
     mine = {contender: partial(step, model) for contender, model in models.items()}
     return row(what, 0, interleaved(mine, groups["treering"], times))
+
+
+def over(groups: Groups, make: Callable[[Any], nn.Module]) -> dict[str, nn.Module]:
+    return {contender: make(group) for contender, group in groups.items()}
 
 
 def ddp(group: Any) -> nn.Module:
@@ -137,11 +140,12 @@ def main() -> int:
         rows += calls(groups, n_bytes, max(20, min(200, (64 << 20) // n_bytes)))
     torch.manual_seed(1 + dist.get_rank())
     if "ddp" in options.only:
-        rows.append(steps(groups, "DDP, MLP", ddp, mlp()[1], options.steps, keep=True))
-        rows.append(steps(groups, "DDP, MLP, new gradients", ddp, mlp()[1], options.steps))
+        models = {"alone": mlp()[0], **over(groups, ddp)}
+        rows.append(steps(groups, "DDP, MLP", models, mlp()[1], options.steps, keep=True))
+        rows.append(steps(groups, "DDP, MLP, new gradients", models, mlp()[1], options.steps))
     if "fsdp2" in options.only:
-        rows.append(steps(groups, "FSDP2, transformer", fsdp2, transformer()[1], options.steps))
-        rows.append(steps(groups, "FSDP2, registered", registered, transformer()[1], options.steps))
+        for what, make in (("FSDP2, transformer", fsdp2), ("FSDP2, registered", registered)):
+            rows.append(steps(groups, what, over(groups, make), transformer()[1], options.steps))
     write(options.json, groups["treering"].comm, ranks=dist.get_world_size(), rows=rows)
     dist.destroy_process_group()
     return 0

@@ -104,7 +104,9 @@ def refuse_lone_worlds(size: int, library: str) -> None:
         started = os.environ.get(variable, "")
         if started.isdigit() and int(started) > 1:
             mend = "start them with the mpiexec that belongs to this environment's MPI (treering doctor shows which)"
-            if launcher == "torchrun":
+            if launcher == "srun":
+                mend = f"let srun speak its protocol (--mpi=pmi2 for MPICH, --mpi=pmix for Open MPI), or {mend}"
+            elif launcher == "torchrun":
                 mend = (
                     f"start them with mpiexec, or call init_process_group of integrations.torch_launch first; {STORE}"
                 )

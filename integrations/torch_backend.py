@@ -23,6 +23,7 @@ from torch import Tensor
 from collectives import buffers
 from collectives.errors import UnsupportedError
 from integrations.messages import Office
+from integrations.shared_gradients import SharedGradients
 from integrations.torch_launch import communicator_of
 from integrations.torch_works import Done, Keeper, Pending
 
@@ -60,6 +61,8 @@ class TreeringGroup(Base):  # type: ignore[misc]
         self.comm = communicator_of(store, rank, size, timeout=seconds)
         self._office = Office.of(self.comm, seconds)
         self._keeper = Keeper()
+        self._gradients = SharedGradients(self.comm)
+        self._done = Done()  # of calls that end before they return, whose caller keeps nothing of them
         self._name, self._desc = "", NAME
 
     # ------------------------------------------------------------ what torch asks of a group
@@ -102,9 +105,11 @@ class TreeringGroup(Base):  # type: ignore[misc]
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Works:
         (x,) = tensors
         if (op := OPERATIONS.get(hash(opts.reduceOp)) if opts is not None else "sum") and x.dtype in PLAIN:
+            if op == "sum":
+                self._gradients.see(x)
             if not waits(opts):
                 self.comm.allreduce(x, op=op)
-                return Done(tensors)
+                return self._done
             return self._later([self.comm.allreduce(x, op=op, blocking=False)], tensors)
         numbers, op = reducible(x, opts)
         return self._go(opts, tensors, [partial(self.comm.allreduce, numbers, op=op)])
@@ -121,6 +126,10 @@ class TreeringGroup(Base):  # type: ignore[misc]
         return self._go(opts, tensors, [partial(self.comm.reduce, numbers, root=opts.rootRank, op=op)])
 
     def _reduce_scatter_base(self, out: Tensor, x: Tensor, opts: Any = None) -> Works:
+        if x.dtype in PLAIN and not waits(opts) and (op := OPERATIONS.get(hash(opts.reduceOp))):
+            self._fits(x, "input", out, "output")
+            self.comm.reduce_scatter(apart(x, out), out=out, op=op)
+            return self._done
         return self.reduce_scatter_tensor_coalesced([out], [x], opts)
 
     def reduce_scatter_tensor_coalesced(self, outs: list[Tensor], xs: list[Tensor], opts: Any = None) -> Works:
@@ -148,6 +157,10 @@ class TreeringGroup(Base):  # type: ignore[misc]
         return self._go(opts, tensors, [partial(self.comm.broadcast, movable(one(tensors)), root=opts.rootRank)])
 
     def _allgather_base(self, out: Tensor, x: Tensor, opts: Any = None) -> Works:
+        if x.dtype in PLAIN and not waits(opts):
+            self._fits(out, "output", x, "input")
+            self.comm.allgather(x, out=out)
+            return self._done
         return self.allgather_into_tensor_coalesced([out], [x], opts)
 
     def allgather_into_tensor_coalesced(self, outs: list[Tensor], xs: list[Tensor], opts: Any = None) -> Works:
@@ -243,14 +256,14 @@ class TreeringGroup(Base):  # type: ignore[misc]
     # ------------------------------------------------------------ messages
     def send(self, tensors: list[Tensor], rank: int, tag: int) -> Works:
         view = buffers.view(movable(one(tensors)))
-        work = self._later([self._office.send(view, rank, tag)], tensors)
+        work = Pending(self._keeper, [self._office.send(view, rank, tag)], tensors)
         if not work.is_completed():
             self._keeper.see_to(work)
         return work
 
     def recv(self, tensors: list[Tensor], rank: int | None, tag: int) -> Works:
         view = buffers.view(movable(one(tensors)), writes=True)
-        return self._later([self._office.receive(view, rank, tag)], tensors, view.restore)
+        return Pending(self._keeper, [self._office.receive(view, rank, tag)], tensors, view.restore)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> Works:
         return self.recv(tensors, None, tag)
@@ -275,7 +288,10 @@ class TreeringGroup(Base):  # type: ignore[misc]
     def _later(
         self, parts: Sequence[Any], tensors: Sequence[Tensor], finish: Callable[[], None] = lambda: None
     ) -> Pending:
-        return Pending(self._keeper, parts, tensors, finish)
+        """What has begun goes as far as it can without waiting, so that the caller's next work hides what is left."""
+        work = Pending(self._keeper, parts, tensors, finish)
+        work.is_completed()
+        return work
 
     def _each(self, parts: Sequence[Any], name: str) -> None:
         if len(parts) != self.comm.size:

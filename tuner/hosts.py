@@ -139,6 +139,8 @@ def srun(library: str, ranks: int, environment: Mapping[str, str]) -> list[str] 
     path = shutil.which("srun", path=environment.get("PATH", os.defpath))
     if path is None or not in_allocation(environment) or library not in PMI:
         return None
+    if library == "Intel MPI" and "I_MPI_PMI_LIBRARY" not in environment:
+        return None  # it speaks srun's PMI only by Slurm's own library, and waits for ever without
     try:
         kinds = subprocess.run([path, "--mpi=list"], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -16,7 +16,7 @@ from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from collectives.errors import CollectiveTimeout
+from collectives.errors import CollectiveTimeout, CommunicatorBroken, UnsupportedError
 from integrations.torch_launch import init_process_group
 from tests.programs.backend import functional, gather_into, given, reduce_into, refuses, same
 
@@ -213,6 +213,60 @@ def ways_of_ddp() -> None:
             torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
+def buckets_move_into_shared_memory() -> None:
+    """Those of models, also of equal ones and of later ones; nothing else of the same size. They are given back."""
+    shared = dist.group.WORLD._gradients
+    torch.manual_seed(0)
+    linear = nn.Linear(200, 200, bias=False)
+    batches = torch.randn(SIZE, 5, 200)
+    linear(batches.view(-1, 200)).square().mean().backward()
+    wanted = linear.weight.grad
+    dist.all_reduce(torch.zeros(40_000))  # of another kind of call, and of the same bytes
+    models = [DistributedDataParallel(copy.deepcopy(linear)) for _ in range(2)]
+    for _ in range(9):
+        for model in models:
+            model.zero_grad()
+            model(batches[RANK]).square().mean().backward()
+            torch.testing.assert_close(model.module.weight.grad, wanted)
+    assert len(shared._held) == 2 * (SIZE > 1)
+    doubled = torch.ones(40_000)
+    work = dist.all_reduce(doubled, async_op=True)
+    work.wait()
+    same(doubled, torch.full((40_000,), float(SIZE)))
+    assert doubled.data_ptr() not in shared._held
+    model = DistributedDataParallel(nn.Linear(200, 100))
+    models.clear()
+    for _ in range(5):
+        model(batches[RANK]).sum().backward()
+    assert len(shared._held) == (SIZE > 1)
+
+
+def what_else_there_is() -> None:
+    """Names, operations of NCCL's alone, nothing at all, a compiled program, and a group that is gone."""
+    world = dist.group.WORLD
+    assert (dist.get_backend(), dist.get_backend_config()) == ("treering", "cpu:treering")
+    refuses(UnsupportedError, "scale, then sum", lambda: dist.all_reduce(rows(2), dist._make_nccl_premul_sum(2.0)))
+    nothing = [torch.empty(0) for _ in RANKS]
+    dist.reduce(nothing[0], 0)
+    dist.reduce_scatter(torch.empty(0), nothing)
+    dist.gather(torch.empty(0), nothing if RANK == 0 else None)
+    dist.scatter(torch.empty(0), nothing if RANK == 0 else None)
+    dist.all_to_all(nothing, [torch.empty(0) for _ in RANKS])
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def compiled(x: Tensor) -> Tensor:
+        total = functional.all_reduce(x, "sum", world)
+        dist.all_reduce(x)
+        return torch.cat([total + x, functional.all_gather_tensor(total, 0, world)])
+
+    total = rows(3).sum(0)
+    same(compiled(given(RANK, 3)), torch.cat([2 * total, total.repeat(SIZE)]))
+    gone = dist.new_group()
+    dist.all_reduce(torch.ones(2), group=gone)
+    dist.destroy_process_group(gone)
+    refuses(CommunicatorBroken, "closed", lambda: dist.barrier(gone))
+
+
 def waits_with_a_limit_of_their_own() -> None:
     """They end nothing: what was waited for comes later."""
     if RANK == 0:
@@ -227,7 +281,7 @@ def waits_with_a_limit_of_their_own() -> None:
 
 CASES = (
     every_call_on_strided_memory, every_root, splits_of_nothing, lists_at_once, in_groups, gradients, ways_of_ddp,
-    waits_with_a_limit_of_their_own,
+    buckets_move_into_shared_memory, what_else_there_is, waits_with_a_limit_of_their_own,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -169,6 +169,7 @@ def test_worlds_of_one_among_several_processes_are_refused(monkeypatch, variable
     said = str(caught.value)
     assert f"{launcher} started 2 processes, but each is a world of one: mpi4py here uses Some MPI 1.0" in said
     assert "start them with " in said
+    assert ("--mpi=pmi2" in said) == (launcher == "srun")
     refuse_lone_worlds(2, "Some MPI 1.0")
 
 

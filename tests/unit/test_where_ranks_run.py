@@ -111,6 +111,8 @@ def test_in_an_allocation_srun_starts_ranks_where_it_speaks_the_librarys_pmi(tmp
         monkeypatch.setenv(name, value)
     assert srun("MPICH", 4, os.environ) == [path, "-n", "4", "--mpi=pmi2"]
     assert srun("Open MPI", 4, os.environ) is None  # which needs pmix: its mpirun knows Slurm by itself
+    assert srun("Intel MPI", 4, os.environ) is None
+    assert srun("Intel MPI", 4, {**os.environ, "I_MPI_PMI_LIBRARY": "libpmi2.so"}) == [path, "-n", "4", "--mpi=pmi2"]
     assert allocated_ranks(os.environ) == 6
     monkeypatch.setattr(launch, "library", lambda: launch.Library("MPICH", "MPICH 5"))
     made = launch.command(4, ["-c", "pass"])
