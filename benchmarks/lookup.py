@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from collectives.selection import choose
-from collectives.table import Place, Rule, RunnerUp, Table
+from collectives.table import LinkCost, Place, Rule, RunnerUp, Table
 
 LOOP, LOOPS = 20_000, 21
 
@@ -40,7 +40,8 @@ def table(rules: int) -> Table:
              algorithm=("one_shot", "ring")[k % 2], median_us=1.0, runner_up=second)
         for k, (low, high) in enumerate(ends)
     ]  # fmt: skip
-    return Table(topology=Place(nodes=1, ranks_per_node=[2], fingerprint="1x2"), rules=made).check()
+    links = [LinkCost(class_="shared-memory", alpha_us=0.5, beta_us_per_MiB=100, gamma_us_per_MiB=20.5)]
+    return Table(topology=Place(nodes=1, ranks_per_node=[2], fingerprint="1x2"), links=links, rules=made).check()
 
 
 def nanoseconds(choice: Callable[[int], object]) -> float:
@@ -59,12 +60,14 @@ def main() -> int:
     parser.add_argument("--rules", type=int, default=40)
     parser.add_argument("--json", help="a file for the figures")
     options = parser.parse_args()
-    made, topology = table(options.rules), Topology()
+    made, topology, near = table(options.rules), Topology(), Topology(((0, 1, 2, 3),), "1x4")
     doors: dict[str, Callable[[int], object]] = {
         "a rule": lambda nbytes: choose(made, topology, "allreduce", nbytes, "float32", "sum"),
         "a rule, in a fixed order": lambda nbytes: choose(
             made, topology, "allreduce", nbytes, "float32", "sum", deterministic=True
         ),
+        "a rule of a table near by": lambda nbytes: choose(made, near, "allreduce", nbytes, "float32", "sum"),
+        "a rule, and why": lambda nbytes: choose(made, topology, "allreduce", nbytes, "float32", "sum").reason,
         "no table": lambda nbytes: choose(None, topology, "allreduce", nbytes, "float32", "sum"),
         "nothing (the loop)": lambda nbytes: nbytes,
     }

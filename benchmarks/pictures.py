@@ -12,6 +12,7 @@ import sys
 from io import StringIO
 from pathlib import Path
 
+from msgspec.structs import replace
 from rich.console import Console
 
 from collectives.table import ORDINARY, load
@@ -41,7 +42,7 @@ def draw(path: Path) -> None:
     """The pictures of a table with its samples beside it."""
     table = load(path)
     crossover(table, path, PICTURES / "crossover.png")
-    table.rules = [rule for rule in table.rules if rule.storage == ORDINARY]
+    table = replace(table, rules=[rule for rule in table.rules if rule.storage == ORDINARY])
     console = Console(record=True, width=COLUMNS, highlight=False, force_terminal=True, file=StringIO())
     console.print("$ treering show table.json")
     show(table, console)

@@ -1,6 +1,6 @@
 """The tuner against an exhaustive search: how near to the best is what it chooses, and what does it save?
 
-    python -m benchmarks.search tune --seed 1      `treering tune --budget 60s`; for two tunings also with --seed 2
+    python -m benchmarks.search tune --seed 1      `treering tune`; for two tunings also with --seed 2
     python -m benchmarks.search exhaustive         a stretch of it; again until it says that all is measured
     python -m benchmarks.search compare            a stretch: what was chosen, the best and the default, side by side
     python -m benchmarks.search show [--json FILE] what came of it, and which of the project's goals are met
@@ -47,8 +47,9 @@ Times = dict[int, dict[Candidate, list[float]]]  # by size
 
 def tune(options: argparse.Namespace) -> int:
     command = [
-        sys.executable, "-m", "tuner.cli", "tune", "-n", str(options.n), "--sizes", options.sizes, "--budget", "60s",
-        "--seed", str(options.seed), "--output", str(options.folder / f"tuned-{options.seed}.json"),
+        sys.executable, "-m", "tuner.cli", "tune", "-n", str(options.n), "--sizes", options.sizes,
+        "--budget", options.budget, "--seed", str(options.seed),
+        "--output", str(options.folder / f"tuned-{options.seed}.json"),
     ]  # fmt: skip
     return subprocess.run(command, check=False).returncode
 
@@ -244,6 +245,7 @@ def main() -> int:
     parser.add_argument("-n", type=int, default=2, help="ranks")
     parser.add_argument("--sizes", default="8:16M", help="bytes (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of a tuning, and in its file's name")
+    parser.add_argument("--budget", default="60s", help="of a tuning (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=60.0, help="of a stretch (default: %(default)s)")
     parser.add_argument("--folder", type=Path, default=Path("build/search"), help="of samples (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures, and the machine, there")

@@ -1,13 +1,12 @@
 """From a method's arguments to a call that is ready to run: memory looked at, algorithm chosen, program found."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from operator import index
 from typing import Any, NamedTuple
 
 from collectives import buffers
-from collectives.algorithms import find, names
 from collectives.buffers import View
 from collectives.counts import Counts, checked, told
 from collectives.diagnosis import NO_OP
@@ -79,9 +78,7 @@ class Calls:
         native: bool = False,
         storage: str = ORDINARY,
     ) -> Choice:
-        """Which algorithm serves, and why; `native` if the MPI library's own may. ValueError for no collective."""
-        if not names(collective):
-            find(collective, "")
+        """Which algorithm serves, and why; `native` if the MPI library's own may."""
         nbytes, fixed = count * ITEMSIZE[dtype], options.order == "fixed"
         native = native and self.plans.channel.comm.mpi is not None
         chosen = self.settings.choose(
@@ -91,7 +88,7 @@ class Calls:
         if chosen.algorithm == NATIVE and not native:
             raise UnsupportedError(f"{collective} by the MPI library itself is asked for by native=True")
         if storage == SYMMETRIC and self.plans.levels_share(collective, chosen):
-            return replace(chosen, reason=f"{chosen.reason}; within nodes it reads and writes symmetric memory")
+            return chosen.adding("within nodes it reads and writes symmetric memory")
         return chosen
 
     def choices(self, collective: str, count: int, dtype: str, op: str, options: Options) -> Choices:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from collectives import exits, timeline
+from collectives.algorithms import names
 from collectives.calls import Calls, Options, Prepared
 from collectives.channel import Channel
 from collectives.cuda.views import on_device
@@ -163,7 +164,7 @@ class Communicator(Methods):
             how = {"algorithm": algorithm, "order": order, "precision": precision, "native": native, **params}
             return self._on_device("allreduce", x, out, op, 0, how, blocking, timeout)
         if native:
-            self._last = Choice(NATIVE, {}, origin="argument", reason="the call asks for the MPI library's own")
+            self._last = Choice(NATIVE, {}, source="argument", why="the call asks for the MPI library's own")
             return self._native(x, out, op, blocking)
         options = Options(algorithm, order, precision, params)
         if isinstance(x, list | tuple):
@@ -240,6 +241,7 @@ class Communicator(Methods):
         if storage not in STORAGES:
             raise ValueError(f"storage {storage!r} does not exist; there are {', '.join(STORAGES)}")
         check(dtype, op)
+        names(collective)  # ValueError where there is no such collective
         options = Options(None, order, precision, {})
         return self._calls.choose(collective, nbytes // ITEMSIZE[dtype], dtype, op, options, True, storage)
 

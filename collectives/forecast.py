@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from collectives.algorithms import KERNEL_BYTES, SEGMENT_BYTES, SLOTS, Algorithm, every
+from collectives.choice import Choice, Sentence, Topology
 from collectives.errors import UnsupportedError
 from collectives.foresee import Foreseen, Foresight
 from collectives.nest import Nest
 from collectives.network import MPI, SHARED_MEMORY, of_links
-from collectives.selection import FIXED_ORDER, Choice, Topology
+from collectives.selection import FIXED_ORDER
 from collectives.table import LinkCost, Table
 from collectives.traffic import STEP_BYTES
 
@@ -104,7 +105,12 @@ def foreseen(
         return None
     if best.high_us and best.high_us > LOOSEST * best.us:
         return None
-    between = f" ({best.low_us:.3g} to {best.high_us:.3g})" if best.low_us and best.high_us else ""
+    why = Sentence(_by_costs, (instead, best, near))
+    source = f"links of {table.origin}"
+    return Choice(best.algorithm, dict(best.params), basis="model", source=source, why=why)
+
+
+def _by_costs(instead: Choice, best: Foreseen, nbytes: int) -> str:
     because = instead.reason.partition("; by default")[0]
-    reason = f"{because}; by the costs of its links {best.algorithm} takes {best.us:.3g} us{between} at {near} bytes"
-    return Choice(best.algorithm, dict(best.params), origin=f"links of {table.origin}", reason=reason, basis="model")
+    between = f" ({best.low_us:.3g} to {best.high_us:.3g})" if best.low_us and best.high_us else ""
+    return f"{because}; by the costs of its links {best.algorithm} takes {best.us:.3g} us{between} at {nbytes} bytes"

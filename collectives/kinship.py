@@ -26,11 +26,9 @@ class Topology(Protocol):
 
 def kinship(table: Table, topology: Topology) -> str | None:
     """EXACT, NEAR, or None where the table says nothing of this topology."""
-    known: dict[str, str | None] = table.__dict__.setdefault("kinship", {})
-    if topology.fingerprint not in known:
-        exact = table.topology.fingerprint == topology.fingerprint
-        known[topology.fingerprint] = EXACT if exact else NEAR if distance(table, topology) < math.inf else None
-    return known[topology.fingerprint]
+    if table.topology.fingerprint == topology.fingerprint:
+        return EXACT
+    return NEAR if distance(table, topology) < math.inf else None
 
 
 def nearest(tables: Iterable[Table], topology: Topology) -> Table | None:

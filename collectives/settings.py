@@ -131,11 +131,11 @@ class Settings:
     ) -> Choice:
         """The call's own algorithm, or the one fixed for the communicator, or the table's, or the rule of thumb."""
         if algorithm is not None:
-            chosen = Choice(algorithm, dict(params), origin="argument", reason="the call names it")
+            chosen = Choice(algorithm, dict(params), source="argument", why="the call names it")
         elif collective in self.overrides:
             name, given = self.overrides[collective]
             why = "TREERING_ALGORITHM names it" if self.overridden_by == "environment" else "the communicator names it"
-            chosen = Choice(name, {**given, **params}, origin=self.overridden_by, reason=why)
+            chosen = Choice(name, {**given, **params}, source=self.overridden_by, why=why)
         else:
             kind = None if op == "none" else op
             native = allow_native and self.allows_native
@@ -152,7 +152,7 @@ class Settings:
                     chosen = default(topology, collective, nbytes, deterministic=fixed, because=because)
             if chosen.origin == "default" and self.table is not None and storage == ORDINARY:
                 chosen = foreseen(self.table, topology, collective, nbytes, fixed, chosen) or chosen
-            return replace(chosen, params={**chosen.params, **params}) if params else chosen
+            return chosen.with_params(params) if params else chosen
         if fixed and not folds_once(collective, chosen.algorithm):
             serving = ", ".join(FIXED_ORDER.get(collective, ())) or "none"
             asked = f"{collective} {chosen.algorithm}"

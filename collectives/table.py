@@ -13,6 +13,7 @@ import stat
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated
@@ -228,14 +229,32 @@ class Table(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True)
 
     def find(self, collective: str, nbytes: int, dtype: str, op: str | None, storage: str = ORDINARY) -> Rule | None:
         """The rule for a call, or None where the table has none for this collective, dtype, operation and storage."""
-        rules = self.serving(collective, dtype, op, storage)
-        return rules[bisect_right([rule.min_bytes for rule in rules], nbytes) - 1] if rules else None
+        starts, rules = self._index[collective, dtype, op, storage]
+        return rules[bisect_right(starts, nbytes) - 1] if rules else None
 
     def serving(self, collective: str, dtype: str, op: str | None, storage: str = ORDINARY) -> list[Rule]:
         """The rules of the most exact key that matches, by size; none where no key does."""
+        return self._index[collective, dtype, op, storage][1]
+
+    @cached_property
+    def _index(self) -> "Index":
+        return Index(self.rules)
+
+
+class Index(dict[tuple[str, str, str | None, str], tuple[list[int], list[Rule]]]):
+    """By collective, dtype, operation and storage: where the rules that serve begin, and these; found when asked."""
+
+    def __init__(self, rules: Iterable[Rule]):
+        self._by_key: dict[tuple[str, str, str, str], list[Rule]] = {}
+        for rule in sorted(rules, key=lambda rule: rule.min_bytes):
+            self._by_key.setdefault(rule.key, []).append(rule)
+
+    def __missing__(self, kind: tuple[str, str, str | None, str]) -> tuple[list[int], list[Rule]]:
+        collective, dtype, op, storage = kind
         keys = ((collective, d, o, storage) for d in _wider(dtype, DTYPE_CLASS) for o in _wider(op, OP_CLASS))
-        matching = ([rule for rule in self.rules if rule.key == key] for key in keys)
-        return next(filter(None, matching), [])
+        rules = next((self._by_key[key] for key in keys if key in self._by_key), [])
+        self[kind] = [rule.min_bytes for rule in rules], rules
+        return self[kind]
 
 
 def _always(algorithm: str, params: dict[str, Value]) -> Rule:

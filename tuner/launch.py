@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from collectives.errors import LaunchError
 from tuner.hosts import Hosts, in_allocation, srun
+from tuner.terminal import TERMINAL
 
 RANKS = "TREERING_LAUNCHED_RANKS"  # how many ranks a launch of ours started
 PROGRESS = "TREERING_PROGRESS"  # set where standard error is a terminal, which ranks cannot see for themselves
@@ -120,7 +121,8 @@ def launcher() -> Launcher:
 def command(ranks: int, program: Sequence[str], hosts: Hosts | None = None) -> Launch:
     """How to run `python *program` as so many ranks: on `hosts`, in Slurm's allocation, or here."""
     mpi = library()
-    environment = {RANKS: str(ranks)}
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    environment = {RANKS: str(ranks), TERMINAL: str(columns)}
     if sys.stderr.isatty():
         size = shutil.get_terminal_size()
         environment |= {PROGRESS: "1", "COLUMNS": str(size.columns), "LINES": str(size.lines)}

@@ -77,7 +77,8 @@ def run(
 
     findings, checked = search.check(asked_for, made)
     search.clock = Clock(args.budget * SHARED_TIME)
-    shared = search.run_symmetric(asked_for) if shares and search.ended is None else []
+    raced = any(size.race for size in sizes)
+    shared = search.run_symmetric(asked_for) if shares and raced and search.ended is None else []
     search.refine(shared, search.clock)
     return Found(sizes, shared, findings, checked, search.watch, seeds, search.ended)
 

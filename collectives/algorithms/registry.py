@@ -112,8 +112,7 @@ class Algorithm:
         if self.forwards and counted:
             return "messages of one length, since it passes on what others send, and so no send_counts"
         nodes = nodes or [range(ranks)]
-        placed = nest.ranks(nodes)
-        if self.needs_nodes and not len(placed) == len(set(placed)) == ranks:
+        if self.needs_nodes and not len(placed := nest.ranks(nodes)) == len(set(placed)) == ranks:
             return f"nodes that hold each of the {ranks} ranks once, not {nest.innermost(nodes)}"
         if self.nested and not nest.as_deep_everywhere(nodes):
             return f"groups of as many levels everywhere, not {nodes}"
@@ -207,7 +206,8 @@ def names(collective: str) -> tuple[str, ...]:
 
 def find(collective: str, name: str) -> Algorithm:
     """The algorithm of that name; ValueError lists the names that there are."""
-    there = names(collective)
-    if name not in there:
-        raise ValueError(f"{collective} has no algorithm called {name!r}; it has: {', '.join(there)}")
-    return _registry[collective, name]
+    load()
+    found = _registry.get((collective, name))
+    if found is None:
+        raise ValueError(f"{collective} has no algorithm called {name!r}; it has: {', '.join(names(collective))}")
+    return found

@@ -62,6 +62,7 @@ class Endpoint:
         self.arenas, self._growing = [Memory(1 << 16)], Lock()
         w[st.ARENA] = self.arenas[-1].address
         self.window: SharedWindow | None = None
+        self.kernels = False  # whether node kernels have the memory that they need, and may use it
         self.record: Record | None = None  # the node's board
         self.pids, self.reads_peers = [pid for (pid,) in node.words(os.getpid())], False
         for i, pid in enumerate(self.pids):
@@ -98,6 +99,7 @@ class Endpoint:
             self.lanes = 0
             return
         w[st.KERNELS] = self.window.address
+        self.kernels = os.environ.get("TREERING_KERNELS") != "off"  # which leaves everything to schedules
         self.reads_peers = may_read_peers(self.node, self.pids)
         per_peer = self.lanes * self.slots
 
@@ -120,11 +122,6 @@ class Endpoint:
             if self.comm.mpi is None:
                 raise
             return None
-
-    @property
-    def kernels(self) -> bool:
-        """Whether node kernels have the memory that they need. TREERING_KERNELS=off leaves everything to schedules."""
-        return bool(self.words[st.KERNELS]) and os.environ.get("TREERING_KERNELS") != "off"
 
     @property
     def has_board(self) -> bool:

@@ -43,7 +43,7 @@ def succeeded(done):
 
 def test_tune_writes_a_table_that_serves(mpi, tmp_path):
     arguments = ("-n", 2, "--sizes", "8:4K", "--budget", "5s", "--output", "t.json")
-    done = succeeded(treering(mpi.name, "tune", *arguments, "--json", cwd=tmp_path))
+    done = succeeded(treering(mpi.name, "tune", *arguments, "--gloo", "--json", cwd=tmp_path))
     table = load(tmp_path / "t.json")
     assert json.loads(done.stdout) == json.loads((tmp_path / "t.json").read_text())
     assert "wrote t.json" in done.stderr
@@ -53,7 +53,8 @@ def test_tune_writes_a_table_that_serves(mpi, tmp_path):
     }
     assert any(rule.median_us and rule.native_us for rule in table.rules)
     lines = read_samples(tmp_path / (table.samples or ""))
-    assert {line["stage"] for line in lines} >= {"screen", "race", "reference"}
+    assert {line["stage"] for line in lines} >= {"screen", "race", "reference", "gloo"}
+    assert {line["bytes"] for line in lines if line["algorithm"] == "gloo"} == {8 << n for n in range(10)}
     assert [each.key for each in table.tuned] == [("allreduce", "float", "arithmetic")]
     assert all(us > 0 for line in lines for us in line["us"])
     assert "native" in {line["algorithm"] for line in lines}

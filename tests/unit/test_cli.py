@@ -200,6 +200,13 @@ def test_colours_are_for_terminals_that_want_them(monkeypatch, capsys):
             assert ("\x1b[32m" in capsys.readouterr().out) == coloured
     terminal.show(("ok", terminal.GOOD))
     assert capsys.readouterr().out == "ok\n"
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for columns, width, coloured in (("90", 90, True), ("0", terminal.WIDE, False)):  # as ranks are told
+        monkeypatch.setenv(terminal.TERMINAL, columns)
+        assert terminal.console().width == width
+        terminal.show(("ok", terminal.GOOD))
+        assert ("\x1b[32m" in capsys.readouterr().out) == coloured
 
 
 def test_quiet_leaves_errors_alone_on_standard_error(monkeypatch, capsys):

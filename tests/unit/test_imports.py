@@ -43,7 +43,7 @@ MAY = {
     "collectives.draw": {"collectives.schedule", "collectives.rendezvous"},
     "collectives.network": {f"collectives.{name}" for name in ("errors", "strict", "table", "advice")},
     **dict.fromkeys(SIMULATOR, FORESEEN),
-    "collectives.forecast": {*FORESEEN, "collectives.selection"},
+    "collectives.forecast": {*FORESEEN, "collectives.choice", "collectives.selection"},
 }
 MUST_NOT = {
     "collectives": {"tuner", "integrations", "tests"},

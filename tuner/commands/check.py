@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import geometric_mean
@@ -11,12 +10,10 @@ from typing import Any
 from collectives.kinship import EXACT, kinship
 from collectives.selection import Table, difference, load
 from collectives.settings import refused
-from tuner import launch, units
+from tuner import launch, terminal, units
 from tuner.commands.common import UsageError, complain, enter_ranks, note, print_json
 from tuner.moved import DEFAULT, RUNNER_UP, Finding
 from tuner.statistics import Interval
-
-WIDE = 200  # columns where no terminal limits them
 
 
 def run(args: argparse.Namespace) -> int:
@@ -88,10 +85,9 @@ def public(finding: Finding) -> dict[str, Any]:
 
 
 def show(findings: Sequence[Finding], rules: int) -> None:
-    from rich.console import Console
     from rich.table import Table as Grid
 
-    console = Console(width=None if sys.stdout.isatty() else WIDE, highlight=False)
+    console = terminal.console()
     grid = Grid(title=f"{len(findings)} of {rules} rules", title_justify="left", box=None, padding=(0, 2, 0, 0))
     headings = ("rule", "at", "choice", "then", "now", "moved", f"over {DEFAULT}", f"over {RUNNER_UP}", "")
     for heading in headings:

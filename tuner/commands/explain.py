@@ -96,7 +96,7 @@ def without_ranks(args: argparse.Namespace, table: Table | None) -> Choice:
     fixed = parse_overrides(os.environ.get("TREERING_ALGORITHM", ""))
     if args.collective in fixed:
         name, params = fixed[args.collective]
-        return Choice(name, params, origin="environment", reason="TREERING_ALGORITHM names it")
+        return Choice(name, params, source="environment", why="TREERING_ALGORITHM names it")
     op = args.op if args.collective in REDUCING else None
     place = There(nodes, table.topology.fingerprint)
     return choose(table, place, args.collective, args.bytes, args.dtype, op, storage=args.storage)

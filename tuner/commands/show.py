@@ -1,7 +1,6 @@
 """Show a tuning table: which algorithm serves which sizes, how fast, against what. --plot draws the crossovers."""
 
 import argparse
-import sys
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,14 +10,13 @@ import msgspec
 from collectives.conditions import DRIFTED, Conditions, Finding
 from collectives.selection import Table, load
 from collectives.table import GPU, SYMMETRIC, Rule
-from tuner import units
+from tuner import terminal, units
 from tuner.commands.common import UsageError, add_json, note, print_json
 from tuner.space import Candidate
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-WIDE = 200  # columns where no terminal limits them
 BAR = 16  # characters of a speed-up of LONGEST
 LONGEST = 4.0
 EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -56,10 +54,9 @@ def run(args: argparse.Namespace) -> int:
 
 def show(table: Table, console: "Console | None" = None) -> None:
     """Print a table, to standard output where no console is given."""
-    from rich.console import Console
     from rich.table import Table as Grid
 
-    console = console or Console(width=None if sys.stdout.isatty() else WIDE, highlight=False)
+    console = console or terminal.console()
     place = table.topology
     console.print(
         f"[bold]{units.shape_name(place.ranks_per_node)}[/] ranks over {', '.join(place.links) or '?'}; ", end=""
