@@ -19,12 +19,17 @@ LAUNCHES = {
     "impi": "2 mpi, 3 twos, 4 shared",
     "store": "4 shared",  # no library at all
 }
+FULL = "5 threes"
 SHAPES = {"3 twos": "2+1", "4 twos": "2x2", "4 threes": "3+1", "5 threes": "3+2"}
 
 
 @pytest.mark.parametrize(
     "mpi, what",
-    [(library, what) for library, them in LAUNCHES.items() for what in them.split(", ")],
+    [
+        pytest.param(library, what, marks=[pytest.mark.full] * (what == FULL))
+        for library, them in LAUNCHES.items()
+        for what in them.split(", ")
+    ],
     indirect=["mpi"],
     ids=lambda x: str(x).replace(" ", "-"),
 )
