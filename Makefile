@@ -25,7 +25,7 @@ WHEEL_impi := impi-rt
 # Ranks start many times: let Python keep what it has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Two workers: one starts all the ranks, a launch at a time, the other tests what needs none.
+# Two workers: one tests ranks, a launch at a time, the other what needs none, and what pages show.
 PYTEST := -m pytest --require-mpi --numprocesses 2 --dist loadgroup
 
 PIP := -m pip install -qq --no-input --disable-pip-version-check -c constraints.txt

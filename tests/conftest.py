@@ -56,7 +56,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Other MPI libraries than MPICH, beds of hosts and device code are of the full tier, where no mark says so too.
 
-    What starts ranks is one group, so that where several workers test there is one launch at a time.
+    What starts ranks is one group, so that where several workers test there is one launch at a time; ranks of what
+    pages show are a group of their own, for whichever worker is free.
     """
     for item in items:
         given = getattr(item, "callspec", None)
@@ -64,7 +65,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if params & OTHERS or any(folder in item.path.parents for folder in REST):
             item.add_marker(pytest.mark.full)
         if item.get_closest_marker("mpi") or any(folder in item.path.parents for folder in WITH_RANKS):
-            item.add_marker(pytest.mark.xdist_group("ranks"))
+            item.add_marker(pytest.mark.xdist_group("pages" if TESTS / "readme" in item.path.parents else "ranks"))
 
 
 @pytest.fixture(params=[pytest.param(name, marks=pytest.mark.mpi) for name in launch.LIBRARIES])

@@ -12,6 +12,7 @@ from integrations import torch_launch
 from tests import launch
 
 pytestmark = pytest.mark.mpi
+FULL = pytest.mark.full
 CASES = (
     "plain",
     "plain, gradients zeroed",
@@ -68,7 +69,7 @@ def parity() -> dict[int, dict[str, dict]]:
     return {}
 
 
-@pytest.mark.parametrize("ranks", [1, 2, pytest.param(4, marks=pytest.mark.full)])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=FULL), 2, pytest.param(4, marks=FULL)])
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_are_those_of_plain_ddp(mpich, parity, ranks, case):
     if ranks not in parity:
@@ -127,11 +128,11 @@ def test_a_rank_that_raises_in_backward_ends_the_job(mpi):
 @pytest.mark.parametrize(
     "way, cause",
     [
-        pytest.param("sleep", "CollectiveTimeout", marks=pytest.mark.full),
-        pytest.param("differ", "MismatchError", marks=pytest.mark.full),
+        pytest.param("sleep", "CollectiveTimeout", marks=FULL),
+        pytest.param("differ", "MismatchError", marks=FULL),
         ("die", ""),  # which survivor gets to speak is the launcher's choice
         ("sleep thread", "CollectiveTimeout"),
-        pytest.param("raise thread", "ArithmeticError: the loss exploded on rank 1", marks=pytest.mark.full),
+        pytest.param("raise thread", "ArithmeticError: the loss exploded on rank 1", marks=FULL),
     ],
 )
 def test_training_that_goes_wrong_ends_the_job(mpich, way, cause):

@@ -39,7 +39,7 @@ def test_example_runs(name, mpi):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("name", UNDER_TORCHRUN)
+@pytest.mark.parametrize("name", [UNDER_TORCHRUN[0], pytest.param(UNDER_TORCHRUN[1], marks=pytest.mark.full)])
 def test_example_runs_under_torchrun(name):
     done = torchrun(2, [f"examples/{name}.py"])
     assert done.returncode == 0, done.stdout + done.stderr
@@ -47,6 +47,7 @@ def test_example_runs_under_torchrun(name):
 
 
 @pytest.mark.mpi
+@pytest.mark.full
 @pytest.mark.skipif(find_spec("lightning") is None, reason="Lightning is not installed: pip install lightning")
 def test_lightning_trains_over_the_hook():
     done = torchrun(2, [f"examples/{NEEDS_MORE}.py"])
