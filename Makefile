@@ -25,6 +25,9 @@ WHEEL_impi := impi-rt
 # Ranks start many times: let Python keep what it has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Two workers: one tests ranks, a launch at a time, the other what needs none, and what pages show.
+PYTEST := -m pytest --require-mpi --numprocesses 2 --dist loadgroup
+
 PIP := -m pip install -qq --no-input --disable-pip-version-check -c constraints.txt
 
 .PHONY: help demo test test-full hosts lint format types docs wheel envs $(MPIS) clean
@@ -35,11 +38,11 @@ help: ## show the targets
 demo: $(ENVS)/mpich/.done ## tune, show, train on Gloo and on treering; writes build/demo/ (3 minutes)
 	@$(MPICH) examples/digits_demo.py
 
-test: $(ENVS)/mpich/.done ## the tests on MPICH (a quarter of an hour)
-	@$(MPICH) -m pytest --require-mpi -m 'not full' $(ARGS)
+test: $(ENVS)/mpich/.done ## the tests on MPICH (ten minutes on two cores)
+	@$(MPICH) $(PYTEST) -m 'not full' $(ARGS)
 
-test-full: $(MPIS:%=$(ENVS)/%/.done) ## all tests, on MPICH, Open MPI and Intel MPI (half an hour)
-	@$(MPICH) -m pytest --require-mpi $(ARGS)
+test-full: $(MPIS:%=$(ENVS)/%/.done) ## all tests, on MPICH, Open MPI and Intel MPI (under half an hour)
+	@$(MPICH) $(PYTEST) $(ARGS)
 
 hosts: $(ENVS)/mpich/.done $(ENVS)/openmpi/.done ## several hosts, in network namespaces of this one: tests and figures (root, ip and tc)
 	@$(MPICH) -m pytest --require-mpi --require-hosts tests/hosts

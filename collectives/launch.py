@@ -60,7 +60,8 @@ def connect(mpi_comm: Any, timeout: float, turn: Callable[[], None] = lambda: No
         raise LaunchError(f"mpi4py is not installed: {mend}; {STORE} ({error})") from error
     except RuntimeError as error:
         mend = "install an MPI library (pip install mpich), or load the cluster's module before starting Python"
-        raise LaunchError(f"mpi4py finds no MPI library: {mend}; {STORE} ({error})") from error
+        why = str(error).partition("\n")[0]
+        raise LaunchError(f"mpi4py finds no MPI library: {mend}; {STORE} ({why})") from error
     refuse_unusable(MPI)
     if mpi_comm is None:
         mpi_comm = MPI.COMM_WORLD

@@ -216,7 +216,7 @@ def parse(text: bytes, path: object = "the network") -> Network:
     except TableError as error:
         raise ValueError(str(error)) from error
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: line {error.lineno}: not JSON: {error.msg}") from error
+        raise ValueError(f"{path}: line {error.lineno}: not JSON: {error.msg}; correct it, or name another") from error
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"{path}: {error}; correct it, or name another") from error
     return network.check(path)  # type: ignore[no-any-return]

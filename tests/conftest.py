@@ -12,7 +12,9 @@ import pytest
 from tests import launch
 
 OTHERS = set(launch.LIBRARIES) - {"mpich"}
-REST = (launch.ROOT / "tests" / "hosts", launch.ROOT / "tests" / "cuda")
+TESTS = launch.ROOT / "tests"
+REST = (TESTS / "hosts", TESTS / "cuda")
+WITH_RANKS = (TESTS / "mpi", TESTS / "hosts")  # nearly all there start some
 LEFT_BEFORE = pytest.StashKey[set[str]]()
 LEFT_BEHIND = pytest.StashKey[list[str]]()
 
@@ -50,13 +52,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-hosts", action="store_true", help="fail, not skip, where there can be no bed of hosts")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Other MPI libraries than MPICH, beds of hosts and device code are of the full tier, where no mark says so too."""
+    """Other MPI libraries than MPICH, beds of hosts and device code are of the full tier, where no mark says so too.
+
+    What starts ranks is one group, so that where several workers test there is one launch at a time; ranks of what
+    pages show are a group of their own, for whichever worker is free.
+    """
     for item in items:
         given = getattr(item, "callspec", None)
         params = set(map(str, given.params.values())) if given else set()
         if params & OTHERS or any(folder in item.path.parents for folder in REST):
             item.add_marker(pytest.mark.full)
+        if item.get_closest_marker("mpi") or any(folder in item.path.parents for folder in WITH_RANKS):
+            item.add_marker(pytest.mark.xdist_group("pages" if TESTS / "readme" in item.path.parents else "ranks"))
 
 
 @pytest.fixture(params=[pytest.param(name, marks=pytest.mark.mpi) for name in launch.LIBRARIES])
@@ -85,11 +94,14 @@ def ours_in_shared_memory() -> set[str]:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    session.config.stash[LEFT_BEFORE] = ours_in_shared_memory()
+    if not hasattr(session.config, "workerinput"):  # one of several workers sees what the others' ranks are using
+        session.config.stash[LEFT_BEFORE] = ours_in_shared_memory()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    before = session.config.stash[LEFT_BEFORE]
+    before = session.config.stash.get(LEFT_BEFORE, None)
+    if before is None:
+        return
     new = ours_in_shared_memory() - before
     left = new - launch.held(new)
     session.config.stash[LEFT_BEHIND] = sorted(left)

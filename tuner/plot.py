@@ -78,8 +78,8 @@ def crossover(table: Table, path: Path, output: Path) -> None:
         below.text(1, -0.24, where, transform=below.transAxes, fontsize=7, color="0.4", ha="right", va="top")
     try:
         figure.savefig(output, dpi=150)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"cannot be written: {error}") from error
+    except OSError as error:
+        raise ValueError(f"{error.strerror}; name a file that can be written") from error
 
 
 def samples_path(table: Table, path: Path) -> Path:

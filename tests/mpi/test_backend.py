@@ -37,6 +37,7 @@ def test_what_pytorchs_own_tests_ask_of_a_backend(mpich):
         assert done.stdout.count(f"{case.__name__}: right") == 3, case.__name__
 
 
+@pytest.mark.full
 def test_fsdp2_and_hsdp_give_the_gradients_of_one_process(mpich):
     done = mpich(4, "fsdp", env={"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"})
     found = {line["case"]: line for line in map(json.loads, done.stdout.splitlines()[:-1])}
@@ -52,6 +53,7 @@ def test_messages_between_nodes_are_mpis_own(mpich):
     assert done.stdout.count("messages: right") == 2
 
 
+@pytest.mark.full
 def test_every_call_under_torchrun_without_mpi():
     check(launch.torchrun(2, ["-m", "tests.programs.backend"]), 2)
 

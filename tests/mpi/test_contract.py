@@ -19,12 +19,17 @@ LAUNCHES = {
     "impi": "2 mpi, 3 twos, 4 shared",
     "store": "4 shared",  # no library at all
 }
+FULL = "5 threes"
 SHAPES = {"3 twos": "2+1", "4 twos": "2x2", "4 threes": "3+1", "5 threes": "3+2"}
 
 
 @pytest.mark.parametrize(
     "mpi, what",
-    [(library, what) for library, them in LAUNCHES.items() for what in them.split(", ")],
+    [
+        pytest.param(library, what, marks=[pytest.mark.full] * (what == FULL))
+        for library, them in LAUNCHES.items()
+        for what in them.split(", ")
+    ],
     indirect=["mpi"],
     ids=lambda x: str(x).replace(" ", "-"),
 )
@@ -51,10 +56,11 @@ def test_a_message_of_more_bytes_than_an_int_counts(mpich, algorithm, links):
     assert json.loads(mpich(2, "engine_large", algorithm, timeout=200, env=LINKS[links]).stdout)["wrong"] == []
 
 
-@pytest.mark.parametrize("mpi", ["mpich", "store"], indirect=True)
+@pytest.mark.parametrize("mpi", ["mpich", pytest.param("store", marks=pytest.mark.full)], indirect=True)
 def test_calls_of_every_kind_back_to_back_with_stragglers(mpi):
     assert json.loads(mpi(3, "soak", 3000, timeout=200).stdout)["wrong"] == []
 
 
+@pytest.mark.full
 def test_many_more_ranks_than_cores(mpich):
     assert json.loads(mpich(9, "crowd", timeout=200).stdout)["wrong"] == []

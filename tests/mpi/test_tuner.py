@@ -197,7 +197,11 @@ def test_every_algorithm_is_measured_on_right_results(mpich):
 
 
 @pytest.mark.parametrize(
-    "form, begins", [("csv", "collective,bytes,count"), ("nccl", "# 1x2 ranks"), ("osu", "# 1x2 ranks")]
+    "form, begins",
+    [
+        ("csv", "collective,bytes,count"),
+        *(pytest.param(form, "# 1x2 ranks", marks=pytest.mark.full) for form in ("nccl", "osu")),
+    ],
 )
 def test_ranks_that_mpirun_has_started_serve_as_they_are(mpich, form, begins):
     arguments = ["--sizes", "8", "--contenders", "treering,native", "--budget", "0.5s", "--format", form]

@@ -198,13 +198,13 @@ COSTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "collective, name, p", [(*key, p) for key in COSTS for p in range(1, 18) if not find(*key).lack(p)]
-)
-def test_costs_what_its_closed_form_says(collective, name, p):
+@pytest.mark.parametrize("collective, name", COSTS)
+def test_costs_what_its_closed_form_says(collective, name):
     algorithm = find(collective, name)
-    report = verify(algorithm.schedules(p), contract(collective, p))
-    assert (report.rounds, report.sent, report.folded) == COSTS[collective, name](p)
+    served = [p for p in (*range(1, 10), 12, 13, 16, 17) if not algorithm.lack(p)]
+    reports = {p: verify(algorithm.schedules(p), contract(collective, p)) for p in served}
+    found = {p: (report.rounds, report.sent, report.folded) for p, report in reports.items()}
+    assert found == {p: COSTS[collective, name](p) for p in served}
 
 
 @pytest.mark.parametrize("p", range(2, 18))

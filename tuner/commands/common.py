@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 from collectives import dtypes, table
@@ -14,6 +15,8 @@ from collectives.mpi_peers import end_job
 from collectives.says import quiet
 from tuner import hosts, launch, units
 from tuner.terminal import BAD, show
+
+PICTURES = (".png", ".svg", ".pdf")
 
 
 class UsageError(Exception):
@@ -36,6 +39,12 @@ def positive(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) <= 1 << 20:
         raise ValueError(f"{text!r} is not a number from 1 to {1 << 20}")
     return int(text)
+
+
+def picture(text: str) -> Path:
+    if Path(text).suffix not in PICTURES:
+        raise ValueError(f"{text!r} is no picture's name; end it in {', '.join(PICTURES)}")
+    return Path(text)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

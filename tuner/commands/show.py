@@ -11,7 +11,7 @@ from collectives.conditions import DRIFTED, Conditions, Finding
 from collectives.selection import Table, load
 from collectives.table import GPU, SYMMETRIC, Rule
 from tuner import terminal, units
-from tuner.commands.common import UsageError, add_json, note, print_json
+from tuner.commands.common import UsageError, add_json, note, picture, print_json, value
 from tuner.space import Candidate
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ EXAMPLES = """
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", metavar="TABLE", help="a file that `treering tune` wrote")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the measured times there (.png, .svg or .pdf)")
+    parser.add_argument(
+        "--plot", type=value(picture), metavar="FILE", help="draw the measured times there (.png, .svg or .pdf)"
+    )
     add_json(parser)
     parser.set_defaults(run=run)
 

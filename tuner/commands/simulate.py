@@ -16,7 +16,7 @@ from collectives.errors import UnsupportedError
 from collectives.foresee import Foreseen, Foresight
 from collectives.network import TYPICAL, Network, load, of_links
 from tuner import units
-from tuner.commands.common import UsageError, add_json, add_sizes, note, print_json, value
+from tuner.commands.common import UsageError, add_json, add_sizes, note, picture, print_json, value
 from tuner.progress import progress
 from tuner.space import Candidate, candidate, space
 
@@ -39,7 +39,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--algorithms", default="all", metavar="A,B",
                         help="names, with parameters or without: ring:slots=2,two_shot (default: all)")  # fmt: skip
     add_sizes(parser, "8:16M:8")
-    parser.add_argument("--plot", type=Path, metavar="FILE",
+    parser.add_argument("--plot", type=value(picture), metavar="FILE",
                         help="draw times, or of several topologies what is best where (.png, .svg, .pdf)")  # fmt: skip
     add_json(parser)
     parser.set_defaults(run=run)
@@ -215,6 +215,6 @@ def draw(args: argparse.Namespace, rows: Sequence[Row], best: Sequence[Row]) -> 
     several = len({row.shape for row in rows}) > 1
     try:
         regions(args.collective, best, args.plot) if several else curves(args.collective, rows, best, args.plot)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--plot {args.plot}: {error}") from None
+    except OSError as error:
+        raise UsageError(f"--plot {args.plot}: {error.strerror}; name a file that can be written") from None
     note(f"wrote {args.plot}")

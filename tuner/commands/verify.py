@@ -51,6 +51,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.mutants:
+        if given := next((flag for flag in ("algorithms", "collective", "nodes") if getattr(args, flag)), None):
+            raise UsageError(f"--{given} is not for --mutants, which are drawn from all algorithms; leave it out")
         return run_mutants(args)
     wanted = args.algorithms.split(",") if args.algorithms else None
     jobs = args.jobs or len(os.sched_getaffinity(0))
