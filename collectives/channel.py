@@ -4,10 +4,12 @@ import os
 import select
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from collectives import diagnosis, recorder, sites
-from collectives.errors import CollectiveError, CommunicatorBroken, PeerLost, UnsupportedError
+from collectives.errors import CollectiveError, CollectiveTimeout, CommunicatorBroken, PeerLost, UnsupportedError
 from collectives.launch import Group
 from collectives.native import layout as st
 from collectives.native.endpoint import Endpoint
@@ -162,6 +164,15 @@ class Channel:
         if self.hosts is not None:
             head = self.pending[0].program if self.pending else None
             self.hosts.tell(head.published if head else [0] * diagnosis.Hosts.CALL_WORDS, code)
+
+    @contextmanager
+    def meeting(self) -> Iterator[None]:
+        """What ranks do together beside calls: who does not come in time, or has ended, breaks the communicator."""
+        try:
+            yield
+        except (CollectiveTimeout, PeerLost) as error:
+            self.break_(st.TIMEOUT if isinstance(error, CollectiveTimeout) else st.PEER_LOST, error)
+            raise
 
     def broken_now(self) -> CommunicatorBroken:
         if self.retired:

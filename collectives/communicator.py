@@ -103,6 +103,7 @@ class Communicator(Methods):
         self._settings = settings = settings.on(self.topology)
         self._plans = Plans(self._channel, settings.timeout)
         self._regions = self._channel.regions
+        peers.timeout = self._group.node.timeout = settings.timeout  # from here on: ranks may start at any time
         self._calls = Calls(self._plans, settings)
         self._repeats = Repeats(self._plans)
         self._last: Quick | Choice | None = None
@@ -193,20 +194,22 @@ class Communicator(Methods):
         initialised. Collective, with the same size on all ranks.
         Dropping it is local; its memory is used again when all ranks have. Ranks may pass different parts to a call;
         where one passes ordinary memory, all go the ordinary way. device: "cuda" or "cuda:1" for memory of a GPU, the
-        same on a rank as its other arrays'. TypeError, MismatchError, UnsupportedError.
+        same on a rank as its other arrays'. TypeError, MismatchError, UnsupportedError; CollectiveTimeout.
         """
-        self._pause()
-        if str(device) != "cpu":
-            return self._device().empty(shape, dtype, str(device))
-        return self._regions.empty(shape, dtype)
+        with self._channel.meeting():
+            self._pause()
+            if str(device) != "cpu":
+                return self._device().empty(shape, dtype, str(device))
+            return self._regions.empty(shape, dtype)
 
     def register(self, x: Any) -> Any:
         """Make the storage of x, a torch tensor, symmetric where it is; returns x. Collective.
 
         Only storages that nobody resizes may be registered. They are kept until `release(x)`, which is local, or close.
         """
-        self._pause()
-        return self._regions.register(x)
+        with self._channel.meeting():
+            self._pause()
+            return self._regions.register(x)
 
     def release(self, x: Any) -> None:
         """Let go of what `register` holds for x."""
@@ -341,8 +344,8 @@ class Communicator(Methods):
         """
         self._check_open()
         settings = self._settings if table is None else self._settings.with_table(table)
-        self._group.comm.meet()
-        part = self._group.comm.split(color, key)
+        with self._channel.meeting():
+            part = self._group.comm.split(color, key)
         if part is None:
             return None
         made = Communicator.__new__(Communicator)

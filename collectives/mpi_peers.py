@@ -3,26 +3,31 @@
 import os
 import resource
 import signal
+import time
 from array import array
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import accumulate, pairwise
+from math import inf
 from threading import get_ident
 from typing import Any
 
+from collectives.errors import CollectiveTimeout
 from collectives.peers import Peers
+
+_late: list[Any] = []  # requests with their buffers, into which MPI may write still
 
 
 class MpiPeers(Peers):
     """The ranks of an mpi4py communicator, which is ours from here on; its errors are returned, not fatal.
 
-    turn: lets calls under way go on while `meet` waits.
+    turn: lets calls under way go on while `meet` waits. timeout: seconds that others may be late.
     """
 
-    def __init__(self, comm: Any, turn: Callable[[], None] = lambda: None):
+    def __init__(self, comm: Any, turn: Callable[[], None] = lambda: None, timeout: float = inf):
         from mpi4py import MPI
 
-        self.mpi, self.turn = comm, turn
+        self.mpi, self.turn, self.timeout = comm, turn, timeout
         self.rank, self.size = comm.rank, comm.size
         self.thread = None if MPI.Query_thread() == MPI.THREAD_MULTIPLE else get_ident()
         comm.Set_errhandler(MPI.ERRORS_RETURN)
@@ -37,25 +42,27 @@ class MpiPeers(Peers):
         from mpi4py import MPI
 
         lengths = array("q", bytes(8 * self.size))
-        self.mpi.Allgather([array("q", [len(mine)]), MPI.INT64_T], [lengths, MPI.INT64_T])
+        wait(self.mpi.Iallgather([array("q", [len(mine)]), MPI.INT64_T], [lengths, MPI.INT64_T]), self.timeout)
         everything = bytearray(sum(lengths))
-        self.mpi.Allgatherv([mine, MPI.BYTE], [everything, list(lengths), MPI.BYTE])
+        said = [everything, list(lengths), MPI.BYTE]
+        wait(self.mpi.Iallgatherv([mine, MPI.BYTE], said), self.timeout)
         ends = list(accumulate(lengths, initial=0))
         return [bytes(everything[start:end]) for start, end in pairwise(ends)]
 
     def meet(self) -> None:
-        meet(self.mpi, self.turn)
+        meet(self.mpi, self.turn, self.timeout)
 
     def split(self, color: int | None, key: int) -> "MpiPeers | None":
         from mpi4py import MPI
 
+        meet(self.mpi, self.turn, self.timeout)
         part = self.mpi.Split(MPI.UNDEFINED if color is None else color, key)
-        return None if part == MPI.COMM_NULL else MpiPeers(part, self.turn)
+        return None if part == MPI.COMM_NULL else MpiPeers(part, self.turn, self.timeout)
 
     def host(self) -> "MpiPeers":
         from mpi4py import MPI
 
-        return MpiPeers(self.mpi.Split_type(MPI.COMM_TYPE_SHARED), self.turn)
+        return MpiPeers(self.mpi.Split_type(MPI.COMM_TYPE_SHARED), self.turn, self.timeout)
 
     def free(self) -> None:
         self.mpi.Free()
@@ -83,9 +90,23 @@ def end_job(comm: Any, status: int) -> None:
     comm.Abort(status)
 
 
-def meet(comm: Any, turn: Callable[[], None]) -> None:
+def meet(comm: Any, turn: Callable[[], None], timeout: float = inf) -> None:
     """Before any collective of the MPI library, which would let nothing move until it returns. Collective."""
-    request = comm.Ibarrier()
-    while not request.Test():
-        turn()
-        os.sched_yield()
+    wait(comm.Ibarrier(), timeout, turn)
+
+
+def wait(request: Any, timeout: float, turn: Callable[[], None] = lambda: None) -> None:
+    """Until a collective of the MPI library is done; CollectiveTimeout after so many seconds."""
+    began = time.monotonic()
+    try:
+        while not request.Test():
+            turn()
+            os.sched_yield()
+            if time.monotonic() - began > timeout:
+                raise CollectiveTimeout(
+                    f"not all ranks came within {timeout:g} s to what they do together, as making memory or "
+                    "communicators; timeout= or TREERING_TIMEOUT sets another deadline"
+                )
+    except BaseException:
+        _late.append(request)
+        raise

@@ -8,6 +8,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 from typing import Any
 
 from collectives.errors import UnsupportedError
@@ -19,6 +20,7 @@ class Peers(ABC):
     rank: int
     size: int
     mpi: Any = None  # the mpi4py communicator of these ranks, for what only MPI does; None where there is no MPI
+    timeout: float = inf  # seconds that others may be late; CollectiveTimeout then
     thread: int | None = None  # the only one that may reach them, where not all may
 
     @abstractmethod
