@@ -221,6 +221,7 @@ def launched(mpi: str, wanted: dict[str, int], seed: int, tally: Tally, until: f
     library = launch.find(mpi)
     if library is None:
         raise LookupError(f"no environment for {mpi}: run `make {mpi}`")
+    warm()  # or the first launches would take longer than a job may
     with ThreadPoolExecutor(LAUNCHES_AT_ONCE) as pool:
         running: dict[Future[None], str] = {}
         numbers = count(tally.number)
