@@ -18,6 +18,7 @@ from collectives.says import say
 
 LOOK_SECONDS = 0.05  # between two looks at whether those that are waited for can come
 MEND = "timeout= or TREERING_TIMEOUT sets another deadline"
+_late: list[Any] = []  # requests that were given up, with buffers into which MPI may write still
 
 
 class MpiPeers(Peers):
@@ -32,7 +33,6 @@ class MpiPeers(Peers):
         self.mpi, self.timeout, self.turn = comm, timeout, turn
         self.rank, self.size = comm.rank, comm.size
         self.thread = None if MPI.Query_thread() == MPI.THREAD_MULTIPLE else get_ident()
-        self._late: list[Any] = []  # requests that were given up, and what they may still write to
         comm.Set_errhandler(MPI.ERRORS_RETURN)
 
     @classmethod
@@ -77,10 +77,10 @@ class MpiPeers(Peers):
         end_job(self.mpi, 1)
 
     def _await(self, request: Any, turn: Callable[[], None] = lambda: None) -> None:
-        self._late.append(request)
+        _late.append(request)
         if not settled(request, self.timeout, turn, lambda: self.look()):
             raise CollectiveTimeout(f"rank {self.rank}: others did not come within {self.timeout:g} s; {MEND}")
-        self._late.pop()
+        _late.pop()
 
     @property
     def over(self) -> bool:

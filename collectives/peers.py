@@ -8,6 +8,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import inf
 from typing import Any
 
 from collectives.errors import UnsupportedError
@@ -21,8 +22,8 @@ class Peers(ABC):
 
     rank: int
     size: int
-    timeout: float  # seconds that others may be late
     mpi: Any = None  # the mpi4py communicator of these ranks, for what only MPI does; None where there is no MPI
+    timeout: float = inf  # seconds that others may be late
     thread: int | None = None  # the only one that may reach them, where not all may
     look: Callable[[], None] = staticmethod(lambda: None)  # now and then while they are waited for: raises if in vain
 

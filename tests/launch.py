@@ -219,15 +219,33 @@ def shared_memory() -> set[str]:
 
 
 def held(names: set[str]) -> set[str]:
-    """Those of the files in shared memory that a living process has mapped or open."""
-    found = set()
+    """Those of the files in shared memory that a living process has mapped or open, under whatever name it did so.
+
+    (A named semaphore is made, and mapped, under another name than it is found by.)
+    """
+    wanted: dict[int, set[str]] = {}
+    for name in names:
+        with suppress(FileNotFoundError):
+            wanted.setdefault((SHARED_MEMORY / name).stat().st_ino, set()).add(name)
+    found: set[str] = set()
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
-            with suppress(OSError):
-                targets = [str(fd.readlink()) for fd in (folder / "fd").iterdir()]
-                targets += (folder / "maps").read_text().split()
-                found |= names & {Path(target).name for target in targets if target.startswith(str(SHARED_MEMORY))}
+            for inode in in_shared_memory(folder):
+                found |= wanted.get(inode, set())
     return found
+
+
+def in_shared_memory(process: Path) -> Iterator[int]:
+    """The files in shared memory, by number, that a process has mapped or open; `process` is its folder in /proc."""
+    with suppress(OSError):  # ended meanwhile, or not ours to read
+        for line in (process / "maps").read_text().splitlines():
+            _, _, _, _, inode, *path = line.split(maxsplit=5)
+            if path and path[0].startswith(str(SHARED_MEMORY)):
+                yield int(inode)
+        for fd in (process / "fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                if str(fd.readlink()).startswith(str(SHARED_MEMORY)):
+                    yield fd.stat().st_ino
 
 
 def remove_leftovers(before: set[str]) -> None:

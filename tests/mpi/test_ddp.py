@@ -148,7 +148,8 @@ def test_workers_of_data_loaders_never_initialise_mpi(mpich):
 def test_tune_advises_a_bucket_size(mpich, tmp_path):
     table = tmp_path / "table.json"
     arguments = ("--ddp", "tests.programs.ddp_factory:make", "--budget", "2s", "--output", str(table), "--json")
-    done = mpich.run(2, ["-m", "tuner.cli", "tune", *arguments], env={"OMP_NUM_THREADS": "1"})
+    refuse_to_pickle = {"MPI4PY_PICKLE_PROTOCOL": "99"}
+    done = mpich.run(2, ["-m", "tuner.cli", "tune", *arguments], env={"OMP_NUM_THREADS": "1", **refuse_to_pickle})
     assert done.returncode == 0, done.stderr
     (advice,) = load(table).ddp
     assert msgspec.to_builtins(advice) == json.loads(done.stdout)

@@ -183,7 +183,8 @@ def test_who_does_not_come_to_what_is_no_call_is_named_too(mpi):
 def test_deadlines_and_interrupts(mpich):
     interrupts = ("interrupt", "interrupt of a wait", "interrupt at once")
     cases = ("late", "late for this call", "impatient", "crossed", "abandoned", *interrupts, "closed")
-    seen, done = outcomes(mpich, 2, *cases)
+    missing = "missing where memory is made"
+    seen, done = outcomes(mpich, 2, *cases, missing)
     assert done.returncode != 0
     for case in ("late", "late for this call"):
         check_late(case, seen, nodes=False)
@@ -193,6 +194,8 @@ def test_deadlines_and_interrupts(mpich):
     assert "is not done after 0.2 s" in patient[0]["text"]
     assert [one["right"] for one in patient] == [True, True]
     check_crossed(seen)
+    assert {one["type"] for one in seen[missing]} <= {"CollectiveTimeout", "CollectiveError", "PeerLost"}
+    assert all(fails_at_once(one["barrier"]) for one in seen[missing])
     assert seen["abandoned"][0]["type"] == "CollectiveTimeout"
     for case in interrupts:
         check_interrupt(case, seen)

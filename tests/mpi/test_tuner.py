@@ -25,9 +25,11 @@ ROWS = [
 
 
 def command(name, *arguments):
+    """What to run, and its environment, in which mpi4py refuses to pickle: ranks tell each other data."""
     library = launch.find(name)
     assert library is not None
-    return [library.python, "-m", "tuner.cli", *map(str, arguments)], library.environment()
+    environment = library.environment({"MPI4PY_PICKLE_PROTOCOL": "99"})
+    return [library.python, "-m", "tuner.cli", *map(str, arguments)], environment
 
 
 def treering(name, *arguments, cwd, timeout=150, **env):

@@ -116,6 +116,12 @@ def late_for_this_call() -> Seen:
     return then(comm, lambda: comm.allreduce(ones(1000), timeout=1))
 
 
+def missing_where_memory_is_made() -> Seen:
+    """The last rank calls a barrier instead, and never comes to what is no call."""
+    comm = new()
+    return then(comm, comm.barrier if RANK == LAST else lambda: comm.empty(1000))
+
+
 def impatient() -> Seen:
     """Waiting for a work no longer breaks nothing: the work ends well, and so does what comes after."""
     comm = new(timeout=60)
@@ -265,6 +271,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "late to register": late_to(lambda c: c.register(ones(10))),
     "late to split": late_to(lambda c: c.split(0)),
     "late for this call": late_for_this_call,
+    "missing where memory is made": missing_where_memory_is_made,
     "impatient": impatient,
     "crossed": crossed,
     "abandoned": abandoned,

@@ -7,20 +7,26 @@ library's launcher, and over its messages too. Without it ranks are forked and m
 its deadline + 2 s of the fault, not zero unless the fault is a delay, and no rank may ever see a wrong value.
 
 Prints a line of JSON: how many faults struck, what was wrong or late, and the seconds from fault to the last process's
-end.
+end. With --results FILE the same command goes on where an earlier one ended, and what all of them found stands there;
+with --within SECONDS it begins no job after that time.
 """
 
 import argparse
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -34,7 +40,7 @@ from tests.programs.inject_worker import CALLS, DEADLINE, Job, work
 FAULTS = ("kill", "stop", "delay", "raise", "drop")
 LIMIT = 30.0  # seconds, after which a job hangs
 ALLOWED = DEADLINE + 2.0
-AT_ONCE = 3  # jobs
+AT_ONCE, LAUNCHES_AT_ONCE = 3, 2  # jobs
 
 
 class Folder:
@@ -128,13 +134,19 @@ class Running:
 
 
 class Tally:
-    """What came of the jobs."""
+    """What came of the jobs. found: what an earlier tally says came of its own, on which this one goes on."""
 
-    def __init__(self) -> None:
-        self.struck, self.missed = dict.fromkeys(FAULTS, 0), 0
-        self.seconds: dict[str, list[float]] = {fault: [] for fault in FAULTS}
-        self.wrong: list[str] = []
-        self.late: list[str] = []  # which a busy machine makes
+    def __init__(self, found: "dict[str, Any] | None" = None) -> None:
+        found = found or {"not_struck": 0, "seconds": {}, "wrong": [], "late": []}
+        self.missed: int = found["not_struck"]
+        self.seconds: dict[str, list[float]] = {fault: found["seconds"].get(fault, []) for fault in FAULTS}
+        self.wrong: list[str] = found["wrong"]
+        self.late: list[str] = found["late"]  # which a busy machine makes
+
+    def left(self, wanted: dict[str, int], running: Iterable[str]) -> list[str]:
+        """Faults that are wanted still, each so many times; those of running jobs are taken to strike."""
+        under_way = Counter(running)
+        return [fault for fault, n in wanted.items() for _ in range(n - len(self.seconds[fault]) - under_way[fault])]
 
     def add(self, job: Job, log: Path, said: str, zero: bool, hangs: bool) -> None:
         ended = time.monotonic()
@@ -148,38 +160,43 @@ class Tally:
             if not zero:
                 self.wrong.append(f"nothing went wrong, and not zero: {job}: {said[-2000:]}")
             return
-        self.struck[job.fault] += 1
         taken = ended - int(at) / 1e9
-        self.seconds[job.fault].append(taken)
+        self.seconds[job.fault].append(round(taken, 2))
         if zero != (job.fault == "delay"):
             self.wrong.append(f"ended {'well' if zero else 'badly'} after a {job.fault}: {job}: {said[-2000:]}")
         if taken > ALLOWED and job.fault != "delay":
             self.late.append(f"took {taken:.1f} s: {job}: {said[-2000:]}")
 
     def figures(self) -> dict[str, Any]:
+        seconds = {fault: all_ for fault, all_ in self.seconds.items() if all_}
         times = {
-            fault: {"median": round(statistics.median(all_), 2), "most": round(max(all_), 2)}
-            for fault, all_ in self.seconds.items()
-            if all_ and fault != "delay"
+            fault: {"median": round(statistics.median(all_), 2), "most": max(all_)}
+            for fault, all_ in seconds.items()
+            if fault != "delay"
         }
-        struck = {fault: n for fault, n in self.struck.items() if n}
         return {
-            "struck": struck, "not_struck": self.missed, "wrong": self.wrong, "late": self.late,
-            "seconds_to_exit": times,
+            "deadline": DEADLINE, "struck": {fault: len(all_) for fault, all_ in seconds.items()},
+            "not_struck": self.missed, "wrong": self.wrong, "late": self.late, "seconds_to_exit": times,
         }  # fmt: skip
 
+    @property
+    def number(self) -> int:
+        """Of the next job."""
+        return self.missed + sum(map(len, self.seconds.values()))
 
-def forked(wanted: dict[str, int], random: Random, tally: Tally) -> "tuple[Running, int] | None":
+
+def forked(wanted: dict[str, int], seed: int, tally: Tally, until: float) -> "tuple[Running, int] | None":
     """Jobs of forked ranks, some at once; in a rank, what it has to do."""
     warm()
     running: list[Running] = []
-    number = 0
-    while running or any(wanted.values()):
-        if len(running) < AT_ONCE and any(wanted.values()):
-            fault = random.choice([fault for fault, n in wanted.items() for _ in range(n)])
-            wanted[fault] -= 1
-            job = Running(draw(random, number, fault, mpi=False))
-            number += 1
+    while True:
+        left = tally.left(wanted, (job.job.fault for job in running))
+        if not running and (not left or time.monotonic() > until):
+            return None
+        if len(running) < AT_ONCE and left and time.monotonic() < until:
+            number = tally.number + len(running)
+            random = Random(f"{seed} {number}")
+            job = Running(draw(random, number, random.choice(left), mpi=False))
             rank = job.start()
             if rank is not None:
                 return job, rank
@@ -193,34 +210,43 @@ def forked(wanted: dict[str, int], random: Random, tally: Tally) -> "tuple[Runni
                 for pid in job.ranks:
                     os.kill(pid, signal.SIGKILL)
             if job.ended() or hangs or late:
-                before = tally.missed
                 tally.add(job.job, job.log, job.said, late or not any(job.statuses.values()), hangs)
-                wanted[job.job.fault] += tally.missed - before
                 running.remove(job)
                 shutil.rmtree(job.folder)
         time.sleep(0.002)
-    return None
 
 
-def launched(mpi: str, wanted: dict[str, int], random: Random, tally: Tally) -> None:
-    """Jobs under an MPI library's launcher, one at a time."""
+def launched(mpi: str, wanted: dict[str, int], seed: int, tally: Tally, until: float) -> None:
+    """Jobs under an MPI library's launcher, some at once."""
     library = launch.find(mpi)
     if library is None:
         raise LookupError(f"no environment for {mpi}: run `make {mpi}`")
-    number = random.randrange(1000)
-    for fault in [fault for fault, n in wanted.items() for _ in range(n)]:
-        job = draw(random, number, fault, mpi=True)
-        number += 1
-        with tempfile.TemporaryDirectory(prefix="treering-inject-") as folder:
-            Path(folder, "job").write_bytes(pickle.dumps(job))
-            command = library.command(job.size, ["-m", "tests.programs.inject", "--rank-of", folder])
-            hangs, said, status = False, "", 1
-            try:
-                done = launch.run_command(command, library.environment(job.environment), timeout=LIMIT)
-                said, status = done.stdout + done.stderr, done.returncode
-            except launch.Hang as hang:
-                hangs, said = True, str(hang)
-            tally.add(job, Path(folder, "struck"), said, status == 0, hangs)
+    warm()  # or the first launches would take longer than a job may
+    with ThreadPoolExecutor(LAUNCHES_AT_ONCE) as pool:
+        running: dict[Future[None], str] = {}
+        numbers = count(tally.number)
+        while (left := tally.left(wanted, running.values())) and time.monotonic() < until:
+            number = next(numbers)
+            random = Random(f"{seed} {mpi} {number}")
+            job = draw(random, number, random.choice(left), mpi=True)
+            running[pool.submit(launched_job, library, job, tally)] = job.fault
+            while len(running) == LAUNCHES_AT_ONCE or (running and not tally.left(wanted, running.values())):
+                for done in wait(running, return_when=FIRST_COMPLETED).done:
+                    running.pop(done)
+                    done.result()
+
+
+def launched_job(library: launch.Library, job: Job, tally: Tally) -> None:
+    with tempfile.TemporaryDirectory(prefix="treering-inject-") as folder:
+        Path(folder, "job").write_bytes(pickle.dumps(job))
+        command = library.command(job.size, ["-m", "tests.programs.inject", "--rank-of", folder])
+        hangs, said, status = False, "", 1
+        try:
+            done = launch.run_command(command, library.environment(job.environment), timeout=LIMIT)
+            said, status = done.stdout + done.stderr, done.returncode
+        except launch.Hang as hang:
+            hangs, said = True, str(hang)
+        tally.add(job, Path(folder, "struck"), said, status == 0, hangs)
 
 
 def warm() -> None:
@@ -249,21 +275,32 @@ def main() -> int:
         parser.add_argument(f"--{fault}s", type=int, default=0, metavar="N")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--mpi", choices=launch.LIBRARIES)
+    parser.add_argument("--within", type=float, default=float("inf"), metavar="SECONDS")
+    parser.add_argument("--results", type=Path, metavar="FILE")
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_of:
         rank_of(pickle.loads(Path(options.rank_of, "job").read_bytes()), options.rank_of, None)
         return 0
     wanted = {fault: getattr(options, f"{fault}s") for fault in FAULTS}
-    tally, random = Tally(), Random(options.seed)
+    found = json.loads(options.results.read_text()) if options.results and options.results.exists() else {}
+    where, until = options.mpi or "forked", time.monotonic() + options.within
+    tally = Tally(found.get(where))
     if options.mpi:
-        launched(options.mpi, wanted, random, tally)
-    elif (mine := forked(wanted, random, tally)) is not None:
+        launched(options.mpi, wanted, options.seed, tally, until)
+    elif (mine := forked(wanted, options.seed, tally, until)) is not None:
         job, rank = mine
         rank_of(job.job, job.folder, rank)
         return 0
     figures = tally.figures()
-    print(json.dumps({"deadline": DEADLINE, "seed": options.seed, **figures}), flush=True)
+    if options.results:
+        ways = " ".join(f"--{fault}s {n}" for fault, n in wanted.items() if n)
+        mpi = f" --mpi {options.mpi}" if options.mpi else ""
+        command = f"python -m tests.programs.inject {ways}{mpi} --seed {options.seed}"
+        found[where] = {"command": command, **figures, "seconds": tally.seconds}
+        text = json.dumps(found, indent=1)
+        options.results.write_text(re.sub(r"\[[^][{}\"]*\]", lambda list_: " ".join(list_[0].split()), text) + "\n")
+    print(json.dumps({"seed": options.seed, **figures}), flush=True)
     return 1 if figures["wrong"] or figures["late"] else 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import sys
@@ -83,3 +84,12 @@ def test_a_process_that_left_the_session_is_killed_too(tmp_path, monkeypatch):
 def test_a_missing_library_says_what_to_do():
     with pytest.raises(LookupError, match="make lam"):
         launch.run(1, ["-c", ""], mpi="lam")
+
+
+def test_what_a_living_process_uses_in_shared_memory_is_no_leftover():
+    """A semaphore, which was made under another name, and which others are to find by its own."""
+    lock = multiprocessing.get_context("spawn").Lock()
+    name = f"sem.{lock._semlock.name[1:]}"  # type: ignore[attr-defined]
+    assert launch.held({name, "nothing"}) == {name}
+    launch.remove_leftovers(launch.shared_memory() - {name})
+    assert name in launch.shared_memory()
