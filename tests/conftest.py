@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,18 @@ def ours_in_shared_memory() -> set[str]:
     return {name for name in launch.shared_memory() if name.startswith("treering")}
 
 
+def left_behind(before: set[str]) -> set[str]:
+    """What nobody holds and was not there before; for some time, since others' ranks may be starting and ending."""
+    left = set[str]()
+    for _ in range(20):
+        new = ours_in_shared_memory() - before
+        left = (new - launch.held(new)) & ours_in_shared_memory()
+        if not left:
+            break
+        time.sleep(0.1)
+    return left
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     if not hasattr(session.config, "workerinput"):  # one of several workers sees what the others' ranks are using
         session.config.stash[LEFT_BEFORE] = ours_in_shared_memory()
@@ -102,8 +115,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     before = session.config.stash.get(LEFT_BEFORE, None)
     if before is None:
         return
-    new = ours_in_shared_memory() - before
-    left = new - launch.held(new)
+    left = left_behind(before)
     session.config.stash[LEFT_BEHIND] = sorted(left)
     if left and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -47,8 +47,7 @@ BETWEEN_NODES = {**MISMATCHES, "nothing": None, "root": "an earlier call", "broa
 def nothing_left():
     before = conftest.ours_in_shared_memory()
     yield
-    new = conftest.ours_in_shared_memory() - before
-    assert new <= launch.held(new), "left in shared memory"
+    assert not conftest.left_behind(before), "left in shared memory"
 
 
 def outcomes(mpi, ranks, *cases, env=None):
