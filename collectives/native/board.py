@@ -1,13 +1,15 @@
 """The node's board: what each rank calls, so that ranks that disagree find out, and where and for whom each one waits.
 
 A rank publishes a call before it starts: a line in its ring of the last calls, then its sequence number. Others compare
-when they finish, and while they wait. A rank may run at most WINDOW calls ahead of the slowest of its node, so that no
-line is written over before everyone has compared it.
+when they finish, and while they wait. Where all give each other everything, what stands for the call comes along in the
+line that is read anyway, and says the same. A rank may run at most WINDOW calls ahead of the slowest of its node, so
+that no line is written over before everyone has compared it.
 """
 
 from numba import njit
 
 from collectives.native.layout import (
+    ALIKE_UNTIL,
     BOARD,
     BOARD_BYTES,
     BOARD_LINES,
@@ -149,6 +151,7 @@ def disagrees(state: int) -> int:
     C = words(S[COMM])
     compared = words(S[COMM] + 8 * C[COMPARED_AT])
     for rank in range(C[NODE_SIZE]):
+        compared[rank] = max(compared[rank], C[ALIKE_UNTIL])
         while rank != C[NODE_RANK] and compared[rank] < S[SEQ]:
             seq = compared[rank] + 1
             entry = entry_of(C[BOARD], rank, seq)

@@ -8,6 +8,7 @@ from numba import njit
 from collectives import layout as at
 from collectives.native.board import disagrees, note_completed, note_standing, publish, stopped
 from collectives.native.layout import (
+    ALIKE_UNTIL,
     ARENA,
     BROKEN,
     CALL_DIGEST,
@@ -197,9 +198,12 @@ def fail(state: int, code: int) -> None:
 @njit(**inlined)
 def agreed(state: int) -> int:
     """Whether all calls that others have published are mine too; if not, this one has failed."""
+    S = words(state)
+    if words(S[COMM])[ALIKE_UNTIL] == S[SEQ]:
+        return 1
     seq = disagrees(state)
     if seq:
-        words(state)[ERROR_DETAIL] = seq
+        S[ERROR_DETAIL] = seq
         fail(state, MISMATCH)
     return seq == 0
 

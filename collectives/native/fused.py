@@ -13,11 +13,12 @@ ended a call in which it saw something of every other rank knows that all of the
 from numba import cfunc, njit
 
 from collectives import layout as at
-from collectives.native.board import entry_of
 from collectives.native.layout import (
+    ALIKE_UNTIL,
     ALL_ENDED,
-    BOARD,
     BYTES,
+    CHAIN_NOW,
+    CHAIN_OF,
     COMM,
     DATA_AT,
     ENDED,
@@ -43,7 +44,7 @@ from collectives.native.layout import (
     TABLE,
     TICKET,
 )
-from collectives.native.memory import call_kernel, copy, inlined, load_acquire, prefetch, store_release, words
+from collectives.native.memory import call_kernel, copy, inlined, load_acquire, store_release, words
 
 SIGNATURE = "int64(int64,int64,int64)"  # state, row, step
 
@@ -168,13 +169,17 @@ def one_shot(state: int, row: int, step: int) -> int:
         if not begin(state, step, 1):
             return 0
         copy(shot(state, step, me, n), S[INPUT_AT], n)
-        store_release(counter(state, me, shot_line(step, n)), s[TICKET] + 1)
+        mine = counter(state, me, shot_line(step, n))
+        words(mine)[CHAIN_OF] = S[CHAIN_NOW]
+        store_release(mine, s[TICKET] + 1)
     if not all_reached(state, shot_line(step, n), s[TICKET] + 1):
         return 0
-    operands = words(state + 8 * S[OPERANDS_AT])
+    operands, alike = words(state + 8 * S[OPERANDS_AT]), True
     for rank in range(C[NODE_SIZE]):
-        prefetch(entry_of(C[BOARD], rank, S[SEQ]))  # which is compared next
+        alike &= words(counter(state, rank, shot_line(step, n)))[CHAIN_OF] == S[CHAIN_NOW]
         operands[rank] = S[INPUT_AT] if rank == me else shot(state, step, rank, n)
+    if alike:  # which need not be seen: a rank may be in its next call already. Then the board says it
+        C[ALIKE_UNTIL] = S[SEQ]
     fold(state, row, S[DATA_AT], n)
     end(state, step, 1)
     return 1

@@ -30,7 +30,7 @@ SEGMENT, ROUND, POSTED, ROWS_NOW, ROWS_AT = range(5)
 (MPI_ISEND, MPI_IRECV, MPI_TEST, MPI_COMM, MPI_BYTE, STATUS_IGNORE, SPIN, ARENA,
  NODE_SIZE, NODE_RANK, BOARD, LAST_SEQ, GATE_LIMIT, FIFOS_AT, FIFO_LANES, FIFO_SLOTS,
  COMPARED_AT, PIDS_AT, KERNELS, KERNEL_PIECES, KERNEL_CALLS, ALL_ENDED, CHAIN, TAG_MASK,
- REGIONS, STAMPS) = range(26)  # fmt: skip
+ REGIONS, STAMPS, ALIKE_UNTIL) = range(27)  # fmt: skip
 COMM_HEADER = 32
 
 # --- FIFO as one of its ends sees it: (in, out) for each (peer on the node, lane, slot of the lane) ---
@@ -60,6 +60,7 @@ BOARD_BYTES = 64 * (BOARD_LINES + HISTORY)  # of one rank
 # Lines: pieces that others may fold, may take, have taken; calls ended; where data lie; the last call done in symmetric
 # memory; for each half, pieces of a few bytes with those bytes behind.
 GIVEN, FOLDED, TAKEN, ENDED, ADDRESSES, PASSED, SHORT = range(7)
+CHAIN_OF = 1  # in a line of one_shot, beside its counter: what stands for the call that gives, and all before it
 KERNEL_LINES = 8
 HALF_BYTES = 1 << 20
 KERNEL_BYTES = 64 * KERNEL_LINES + 2 * HALF_BYTES  # of one rank

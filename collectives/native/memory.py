@@ -30,7 +30,6 @@ __all__ = [
     "native",
     "now_ns",
     "pause",
-    "prefetch",
     "sched_yield",
     "store_relaxed",
     "store_release",
@@ -191,19 +190,6 @@ def call_step(typing: Any, function: Any, state: Any, row: Any, step: Any) -> An
 
 
 sched_yield: Any = types.ExternalFunction("sched_yield", types.int32())
-
-
-@intrinsic
-def prefetch(typing: Any, address: Any) -> Any:
-    """Ask for the line at an address, which need not be mapped, so that it is near when it is read."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        function = ir.FunctionType(VOID, [ir.IntType(8).as_pointer(), INT32, INT32, INT32])
-        callee = cgutils.get_or_insert_function(builder.module, function, "llvm.prefetch.p0i8")
-        builder.call(callee, [pointer(builder, args[0], ir.IntType(8)), INT32(0), INT32(3), INT32(1)])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), code
 
 
 # ---------------------------------------------------------------- time and copies

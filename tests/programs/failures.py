@@ -47,12 +47,13 @@ def new(**settings: Any) -> collectives.Communicator:
     return world.communicator(**{"timeout": DEADLINE, **settings})
 
 
-def differ(usual: Callable[[Any], Any], other: Callable[[Any], Any]) -> Callable[[], Seen]:
+def differ(usual: Callable[[Any], Any], other: Callable[[Any], Any], before: int = 1) -> Callable[[], Seen]:
     """The last rank calls something else. What only some ranks notice, all notice in their next call."""
 
     def case() -> Seen:
         comm = new(timeout=PATIENCE)
-        comm.allreduce(torch.ones(3))
+        for _ in range(before):
+            comm.allreduce(torch.ones(3))
         call = other if RANK == LAST else usual
         return then(comm, lambda: call(comm), comm.barrier)
 
@@ -231,6 +232,9 @@ def closed() -> Seen:
 
 CASES: dict[str, Callable[[], Any]] = {
     "count": differ(lambda c: c.allreduce(ones(LARGE)), lambda c: c.allreduce(ones(LARGE - 2))),
+    "count after many calls": differ(
+        lambda c: c.allreduce(ones(LARGE)), lambda c: c.allreduce(ones(LARGE - 2)), before=200
+    ),
     "small count": differ(lambda c: c.allreduce(ones(5)), lambda c: c.allreduce(ones(6))),
     "count of a ring": differ(
         lambda c: c.allreduce(ones(LARGE), algorithm="ring", segment_bytes=65536),
