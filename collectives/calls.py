@@ -87,7 +87,7 @@ class Calls:
         )  # fmt: skip
         if chosen.algorithm == NATIVE and not native:
             raise UnsupportedError(f"{collective} by the MPI library itself is asked for by native=True")
-        if storage == SYMMETRIC and self.plans.levels_share(collective, chosen):
+        if storage == SYMMETRIC and self.plans.levels_share(collective, chosen.algorithm, chosen.params):
             return chosen.adding("within nodes it reads and writes symmetric memory")
         return chosen
 
@@ -291,7 +291,8 @@ class Calls:
     ) -> Prepared:
         ordinary = choice.ordinary
         call = self.plans.call(collective, target.dtype, count, op, root, ordinary.algorithm, ordinary.params, counts)
-        symmetric = choice.symmetric.algorithm == ONE_PASS or self.plans.levels_share(collective, ordinary)
+        symmetric = choice.symmetric.algorithm == ONE_PASS
+        symmetric = symmetric or self.plans.levels_share(collective, ordinary.algorithm, ordinary.params)
         finish = target.restore if target.original is not None else None
         copied = collective == "reduce" and source.address == target.address and not self.plans.in_place(call)
         if copied:

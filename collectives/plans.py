@@ -26,7 +26,6 @@ from collectives.nest import Nest
 from collectives.plan import Kernel, Sections, Table, Target, kernel_phase, kernel_table, lower
 from collectives.properties import output_may_be_input, smallest_part
 from collectives.schedule import DATA, INPUT, OUTPUT, WHOLE, Schedule, Span
-from collectives.selection import Choice
 from collectives.verify import Fault, verify, weights
 
 MOST_PROGRAMS = 512  # kept by a communicator; the one used longest ago goes first
@@ -94,11 +93,11 @@ class Plans:
         """Whether node kernels can serve a call."""
         return self.channel.endpoint.kernels and self.topology.ranks > 1 and len(self.topology.nodes) == 1
 
-    def levels_share(self, collective: str, choice: Choice) -> bool:
+    def levels_share(self, collective: str, algorithm: str, params: Mapping[str, Any]) -> bool:
         """Whether a call uses symmetric memory within nodes, though it goes between nodes too."""
         here = self.channel.endpoint.kernels and len(self.topology.nodes) > 1
-        plain = choice.params.get("leaders") != hierarchical.ONE and not choice.params.get(SEGMENT_BYTES.name)
-        return here and plain and (collective, choice.algorithm) == ("allreduce", "hierarchical")
+        plain = params.get("leaders") != hierarchical.ONE and not params.get(SEGMENT_BYTES.name)
+        return here and plain and (collective, algorithm) == ("allreduce", "hierarchical")
 
     def program(self, call: Call, symmetric: bool = False) -> Program:
         """The call's program, made at its first use.
@@ -134,7 +133,8 @@ class Plans:
         else:
             bound = call.counts.bound(self.rank)
         params = dict(call.params)
-        levels = self._levels(params, bound, itemsize) if symmetric and len(self.topology.nodes) > 1 else {}
+        by_level = symmetric and self.levels_share(call.collective, call.algorithm, params)
+        levels = self._levels(params, bound, itemsize) if by_level else {}
         share = self._share(call, itemsize) if symmetric and call.count and (before.phases or levels) else None
         if whole:
             table = kernel_table(before)

@@ -52,6 +52,7 @@ def back_to_back(comm: collectives.Communicator, report: Report) -> None:
     x, own = comm.empty(3 * comm.size + 1, "int64"), Random(comm.rank)
     calls = [comm.plan("allreduce", x, algorithm="hierarchical", inner=inner) for inner in INNER]
     calls.append(comm.plan("allreduce", x, algorithm="hierarchical", leaders=2))
+    calls.append(comm.plan("allreduce", x, algorithm="one_pass"))  # of one node, and by its schedule elsewhere
     for turn in range(100):
         for call in calls:
             x.fill_(turn + comm.rank)
