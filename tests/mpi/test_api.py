@@ -9,7 +9,12 @@ from tests import launch
 pytestmark = pytest.mark.mpi
 
 
-@pytest.mark.parametrize("mpi, ranks", [("mpich", 2), ("openmpi", 3), ("mpich", 1)], indirect=["mpi"], ids=str)
+@pytest.mark.parametrize(
+    "mpi, ranks",
+    [("mpich", 2), ("openmpi", 3), pytest.param("mpich", 1, marks=pytest.mark.full)],
+    indirect=["mpi"],
+    ids=str,
+)
 def test_the_public_surface(mpi, ranks, tmp_path):
     found = json.loads(mpi(ranks, "api", tmp_path).stdout)
     assert found["wrong"] == []

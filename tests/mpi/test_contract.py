@@ -19,14 +19,14 @@ LAUNCHES = {
     "impi": "2 mpi, 3 twos, 4 shared",
     "store": "4 shared",  # no library at all
 }
-FULL = "5 threes"
+FULL = "mpich 1 shared", "mpich 5 threes", "store 4 shared"
 SHAPES = {"3 twos": "2+1", "4 twos": "2x2", "4 threes": "3+1", "5 threes": "3+2"}
 
 
 @pytest.mark.parametrize(
     "mpi, what",
     [
-        pytest.param(library, what, marks=[pytest.mark.full] * (what == FULL))
+        pytest.param(library, what, marks=[pytest.mark.full] * (f"{library} {what}" in FULL))
         for library, them in LAUNCHES.items()
         for what in them.split(", ")
     ],
