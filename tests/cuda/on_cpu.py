@@ -60,7 +60,7 @@ def build(name: str, code: str, *flags: str) -> Path:
     if not made.exists():
         FOLDER.mkdir(parents=True, exist_ok=True)
         part = FOLDER / f"{name}-{mark}-{os.getpid()}"
-        written = part.with_suffix(".cpp")
+        written = part.with_name(f"{part.name}.cpp")
         written.write_text(code)
         command = ["g++", *FLAGS, *flags, "-I", str(Path(__file__).parent), "-o", str(part), str(written)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
