@@ -96,6 +96,7 @@ def table(tmp_path):
         (["verify", "--ranks", "9-3"], "'9-3' is not a number of ranks or a range"),
         (["verify", "--nodes", "2*3"], "is no shape of nodes: write 2x3"),
         (["verify", "--algorithms", "rign"], "no algorithm is called rign; there are"),
+        (["verify", "--algorithms", ""], "no algorithm is called ; there are ring"),
         (["verify", "--collective", "reduce", "--algorithms", "ring"], "no algorithm is called ring; there are"),
         (["verify", "--mutants", "9", "--algorithms", "ring"], "--algorithms is not for --mutants"),
         (["draw", "ring", "--output", "/absent/a.svg"], "No such file or directory; name a file that can be written"),

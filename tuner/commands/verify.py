@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         if given := next((flag for flag in ("algorithms", "collective", "nodes") if getattr(args, flag)), None):
             raise UsageError(f"--{given} is not for --mutants, which are drawn from all algorithms; leave it out")
         return run_mutants(args)
-    wanted = args.algorithms.split(",") if args.algorithms else None
+    wanted = args.algorithms.split(",") if args.algorithms is not None else None
     jobs = args.jobs or len(os.sched_getaffinity(0))
     try:
         names = wanted and [name.strip() for name in wanted]
