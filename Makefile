@@ -26,7 +26,7 @@ WHEEL_impi := impi-rt
 unexport PYTHONDONTWRITEBYTECODE
 
 # Two workers: one tests ranks, a launch at a time, the other what needs none, and what pages show.
-PYTEST := -m pytest --require-mpi --numprocesses 2 --dist loadgroup
+PYTEST := -m pytest --require-mpi --numprocesses 2
 
 PIP := -m pip install -qq --no-input --disable-pip-version-check -c constraints.txt
 

@@ -7,15 +7,21 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tests import launch
 
 OTHERS = set(launch.LIBRARIES) - {"mpich"}
-TESTS = launch.ROOT / "tests"
-REST = (TESTS / "hosts", TESTS / "cuda")
-WITH_RANKS = (TESTS / "mpi", TESTS / "hosts")  # nearly all there start some
+REST = (launch.ROOT / "tests" / "hosts", launch.ROOT / "tests" / "cuda")
+SCOPES = {  # of tests that start ranks, nearly all there
+    "tests/mpi/": "ranks",
+    "tests/hosts/": "ranks",
+    "tests/cuda/test_calls": "ranks",
+    "tests/readme/": "pages",
+}
 LEFT_BEFORE = pytest.StashKey[set[str]]()
 LEFT_BEHIND = pytest.StashKey[list[str]]()
 
@@ -53,20 +59,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-hosts", action="store_true", help="fail, not skip, where there can be no bed of hosts")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Other MPI libraries than MPICH, beds of hosts and device code are of the full tier, where no mark says so too.
-
-    What starts ranks is one group, so that where several workers test there is one launch at a time; ranks of what
-    pages show are a group of their own, for whichever worker is free.
-    """
+    """Other MPI libraries than MPICH, beds of hosts and device code are of the full tier, where no mark says so too."""
     for item in items:
         given = getattr(item, "callspec", None)
         params = set(map(str, given.params.values())) if given else set()
         if params & OTHERS or any(folder in item.path.parents for folder in REST):
             item.add_marker(pytest.mark.full)
-        if item.get_closest_marker("mpi") or any(folder in item.path.parents for folder in WITH_RANKS):
-            item.add_marker(pytest.mark.xdist_group("pages" if TESTS / "readme" in item.path.parents else "ranks"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """Where several workers test, one of them starts all ranks, a launch at a time; and one runs what pages show."""
+    return Scheduling(config, log)
+
+
+class Scheduling(LoadScopeScheduling):  # type: ignore[misc] # which has no types
+    def _split_scope(self, nodeid: str) -> str:
+        """Tests of one scope are one worker's."""
+        return next((scope for folder, scope in SCOPES.items() if nodeid.startswith(folder)), nodeid)
 
 
 @pytest.fixture(params=[pytest.param(name, marks=pytest.mark.mpi) for name in launch.LIBRARIES])
