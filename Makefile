@@ -14,7 +14,7 @@ ENVS := build/env
 MPIS := mpich openmpi impi
 BASE := $(ENVS)/base/bin/python
 MPICH := $(ENVS)/mpich/bin/python
-SOURCES := collectives tuner integrations tests examples benchmarks docs/conf.py
+SOURCES := collectives tuner integrations tests examples benchmarks docs/conf.py docs/map.py
 PAGES := *.md docs/*.md docs/tutorials/*.md */README.md
 
 # What each small environment adds to the base one: its own mpi4py and its MPI library (the extras of pyproject.toml).

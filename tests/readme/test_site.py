@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 
@@ -15,6 +16,10 @@ def test_it_builds(tmp_path):
     reference = (tmp_path / "docs" / "api.html").read_text()
     for name in ("Communicator.allreduce", "errors.PeerLost", "schedule.Span", "algorithms.register"):
         assert f'id="collectives.{name}"' in reference
+
+
+def test_the_map_is_what_the_sources_say():
+    assert (ROOT / "docs" / "map.md").read_text() == runpy.run_path(str(ROOT / "docs" / "map.py"))["written"]()
 
 
 def test_a_table_is_shown_as_the_page_says(tmp_path, capsys):
