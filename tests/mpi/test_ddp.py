@@ -145,6 +145,7 @@ def test_workers_of_data_loaders_never_initialise_mpi(mpich):
     assert found == {way: [[1.5] * 4, [False, False]] for way in ("spawn", "fork")}
 
 
+@pytest.mark.full
 def test_tune_advises_a_bucket_size(mpich, tmp_path):
     table = tmp_path / "table.json"
     arguments = ("--ddp", "tests.programs.ddp_factory:make", "--budget", "2s", "--output", str(table), "--json")
@@ -158,6 +159,7 @@ def test_tune_advises_a_bucket_size(mpich, tmp_path):
     assert advice.measured[0].over_default == 1
 
 
+@pytest.mark.full
 def test_state_resumes_at_another_number_of_ranks_and_the_timeline_has_every_call(mpich, tmp_path):
     mpich(2, "ddp_checkpoint", "save", tmp_path / "state.pickle")
     mpich(3, "ddp_checkpoint", "resume", tmp_path / "state.pickle", env={"TREERING_TIMELINE": tmp_path / "trace.json"})

@@ -65,6 +65,7 @@ def test_ranks_serve_in_little_memory_without_reading_each_other(apart):
     assert found["refused"] == {}, said
 
 
+@pytest.mark.full
 def test_two_users_of_a_machine_are_no_trouble_to_each_other(apart):
     run, library = apart
     if not all(folder.stat().st_mode & 0o001 for folder in (launch.ROOT, *launch.ROOT.parents)):

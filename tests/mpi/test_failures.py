@@ -114,6 +114,7 @@ def test_equal_calls_from_different_places_are_told_apart_where_that_is_asked_fo
         assert int(lines[1]) == int(lines[0]) + 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mpi", ["mpich", "openmpi"], indirect=True)
 def test_nodes_that_call_something_else_are_named_on_every_node(mpi):
     cases = {case: field for case, field in BETWEEN_NODES.items() if field or mpi.name == "mpich"}
@@ -126,6 +127,7 @@ def test_nodes_that_call_something_else_are_named_on_every_node(mpi):
             assert fails_at_once(one["barrier"]), (case, rank, one)
 
 
+@pytest.mark.full
 def test_one_rank_of_one_node_stops_all_nodes(mpich):
     seen, done = outcomes(mpich, 4, "count", "op", "late", env={"TREERING_RANKS_PER_NODE": "2"})
     assert done.returncode != 0
@@ -164,7 +166,9 @@ def check_crossed(seen):
         assert fails_at_once(one["later"])
 
 
-@pytest.mark.parametrize("mpi", ["mpich", "openmpi", "impi", "store"], indirect=True)
+@pytest.mark.parametrize(
+    "mpi", ["mpich", "openmpi", "impi", pytest.param("store", marks=pytest.mark.full)], indirect=True
+)
 def test_who_does_not_come_to_what_is_no_call_is_named_too(mpi):
     seen, done = outcomes(mpi, 2, *(f"late to {doing}" for doing in MEETINGS))
     assert done.returncode != 0
@@ -203,6 +207,7 @@ def test_deadlines_and_interrupts(mpich):
         assert {call["text"] for call in calls.values()} == {"this communicator is closed; make another one"}
 
 
+@pytest.mark.full
 def test_deadlines_and_interrupts_between_nodes(mpich):
     seen, done = outcomes(mpich, 2, "late", "crossed", "interrupt", env=ONES)
     assert done.returncode != 0

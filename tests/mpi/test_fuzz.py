@@ -15,9 +15,10 @@ def test_calls_drawn_at_random(mpich):
     assert found["cases"] >= 120
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mpi, faults", [
     ("store", {"kill": 2, "stop": 2, "delay": 1, "raise": 1, "drop": 1}),
-    pytest.param("mpich", {"kill": 1, "stop": 1, "drop": 1}, marks=pytest.mark.full),
+    ("mpich", {"kill": 1, "stop": 1, "drop": 1}),
 ], indirect=["mpi"], ids=str)  # fmt: skip
 def test_a_rank_that_goes_wrong_anywhere_ends_the_job_and_gives_no_wrong_value(mpi, faults):
     flags = [part for fault, n in faults.items() for part in (f"--{fault}s", str(n))]

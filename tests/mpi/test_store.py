@@ -16,6 +16,7 @@ def test_what_it_serves_and_refuses_and_leaves(mpi):
     assert mpi(3, "store", timeout=120).stdout.count(": right") == 3
 
 
+@pytest.mark.full
 @STORE
 def test_symmetric_memory(mpi):
     assert mpi(2, "symmetric", timeout=240).stdout.count("symmetric memory is right") == 2

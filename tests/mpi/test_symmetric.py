@@ -27,6 +27,7 @@ def test_without_kernels_it_is_memory_like_any_other(mpich, variable):
     assert done.stdout.count("symmetric memory is right") == 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mpi, n", [("mpich", 4), ("openmpi", 3), ("impi", 2)], indirect=["mpi"], ids=str)
 def test_every_collective_in_every_kind_of_memory(mpi, n):
     done = mpi(n, "symmetric_calls", f"{mpi.name} {n}", CASES, timeout=240)
@@ -45,6 +46,7 @@ def test_what_goes_wrong_is_one_error_on_all_ranks(mpi, n):
     assert done.stdout.count("right or refused") == n
 
 
+@pytest.mark.full
 def test_without_torch(mpich):
     done = mpich(2, "symmetric_plain", timeout=240)
     assert done.stdout.count("arrays without torch are right") == 2
