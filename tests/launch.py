@@ -219,14 +219,15 @@ def shared_memory() -> set[str]:
 
 
 def held(names: set[str]) -> set[str]:
-    """Those of the files in shared memory that a living process has mapped or open."""
+    """Those of the files in shared memory that a living process has mapped or open, and folders of such files."""
     found = set()
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with suppress(OSError):
                 targets = [str(fd.readlink()) for fd in (folder / "fd").iterdir()]
                 targets += (folder / "maps").read_text().split()
-                found |= names & {Path(target).name for target in targets if target.startswith(str(SHARED_MEMORY))}
+                there = (Path(target) for target in targets if target.startswith(str(SHARED_MEMORY)))
+                found |= names & {part for path in there for part in path.parts}
     return found
 
 
