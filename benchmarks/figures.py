@@ -24,13 +24,14 @@ from tuner import units
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, AGAIN = ROOT / "benchmarks" / "results", ROOT / "build" / "figures"
-PAGES = ("README.md", "benchmarks/README.md")
+PAGES = ("README.md", "benchmarks/README.md", "docs/promises.md")
 MARK = re.compile(r"(<!-- figure (\S+) -->)(.*?)(<!-- end -->)", re.DOTALL)
 COMMAND = re.compile(r"^\| `(\S+\.(?:json|txt))`[^|]*\| `([^`]+)`[^|]*\|$", re.MULTILINE)
 GAIN = re.compile(r"with the file over without: (\S+) \[(\S+), \S+\]")
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 WIDTH = 90  # characters of a line of words, which has markers beside it
 MOVED = 0.1  # relative
+NEAR = 0.1  # how much longer than the best a foreseen choice may take, to be called near
 SIZES = tuple(1 << power for power in (3, 10, 16, 20, 24, 26))
 LIBRARIES = {"openmpi": "Open MPI", "mpich": "MPICH", "impi": "Intel MPI"}
 NAMES = {"treering": "treering", **LIBRARIES, "gloo": "Gloo"}
@@ -93,6 +94,29 @@ def foresight(results: Path) -> str:
     )
 
 
+def foresight_hosts(results: Path, bed: str) -> str:
+    """How far predictions between hosts were off: words."""
+    found = read(results / f"foresight-hosts-{bed}.json")
+    near = sum(size["regret"] <= NEAR for size in found["sizes"])
+    return (
+        f"the median error at sizes that were not fitted is {found['median_error']:.0%}, and the choice is within "
+        f"{NEAR:.0%} of the best at {near} of {len(found['sizes'])} sizes"
+    )
+
+
+def step_between_hosts(results: Path, bed: str) -> str:
+    """A training step's time over Gloo's."""
+    (row,) = read(results / f"ddp-hosts-{bed}.json")["rows"]
+    return f"{row['over_gloo']['median']:.2f}"
+
+
+def agreement(results: Path) -> str:
+    """What comparing calls costs the smallest one: words, short enough for a table's cell."""
+    found = read(results / "agreement.json")
+    compared, alone = found["nanoseconds"].values()
+    return f"{compared - alone:.0f} ns, {compared / alone - 1:.0%} at {found['bytes']} bytes"
+
+
 FIGURES: Mapping[str, tuple[str, Callable[[Path], str]]] = {
     "peers-2": ("peers-2.json", lambda results: peers(results, 2)),
     "faster-2": ("peers-2.json", lambda results: faster(results, 2)),
@@ -101,6 +125,11 @@ FIGURES: Mapping[str, tuple[str, Callable[[Path], str]]] = {
     "target-openmpi": ("target-openmpi-4.txt", lambda results: target(results, "openmpi")),
     "target-mpich": ("target-mpich-4.txt", lambda results: target(results, "mpich")),
     "foresight": ("foresight-2.json", foresight),
+    "foresight-2x1": ("foresight-hosts-2x1.json", lambda results: foresight_hosts(results, "2x1")),
+    "foresight-2x2": ("foresight-hosts-2x2.json", lambda results: foresight_hosts(results, "2x2")),
+    "step-2x1": ("ddp-hosts-2x1.json", lambda results: step_between_hosts(results, "2x1")),
+    "step-2x2": ("ddp-hosts-2x2.json", lambda results: step_between_hosts(results, "2x2")),
+    "agreement": ("agreement.json", agreement),
 }  # each with the result that it is made from
 
 

@@ -221,12 +221,15 @@ def shared_memory() -> set[str]:
 def held(names: set[str]) -> set[str]:
     """Those of the files in shared memory that a living process has mapped or open, under whatever name it did so.
 
-    (A named semaphore is made, and mapped, under another name than it is found by.)
+    A folder is held as long as a file in it is. (A named semaphore is made, and mapped, under another name than it is
+    found by.)
     """
     wanted: dict[int, set[str]] = {}
     for name in names:
-        with suppress(FileNotFoundError):
-            wanted.setdefault((SHARED_MEMORY / name).stat().st_ino, set()).add(name)
+        with suppress(OSError):  # gone meanwhile
+            path = SHARED_MEMORY / name
+            for file in path.iterdir() if path.is_dir() else [path]:
+                wanted.setdefault(file.stat().st_ino, set()).add(name)
     found: set[str] = set()
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():

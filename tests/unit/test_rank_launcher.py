@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import re
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -93,3 +94,11 @@ def test_what_a_living_process_uses_in_shared_memory_is_no_leftover():
     assert launch.held({name, "nothing"}) == {name}
     launch.remove_leftovers(launch.shared_memory() - {name})
     assert name in launch.shared_memory()
+
+
+def test_a_folder_there_is_held_as_long_as_a_file_in_it_is():
+    with tempfile.TemporaryDirectory(dir=launch.SHARED_MEMORY) as folder:
+        name = Path(folder).name
+        with open(Path(folder, "record"), "w"):
+            assert launch.held({name}) == {name}
+        assert launch.held({name}) == set()
