@@ -3,8 +3,9 @@
     python -m benchmarks.agreement [--bytes 8] [--json FILE]
 
 Two ranks of a node. The second communicator publishes on a board of its own, which nobody else reads, and believes that
-all calls have been compared. What both do is not in the difference: writing a line of the board, and where all give each
-other everything, as at 8 bytes, setting and comparing a digest in the line that is read anyway. Loops of 2,000 calls of a plan, in random order; nanoseconds, medians of the slower rank.
+all calls have been compared. What both do is not in the difference: writing a line of the board and, where all give
+each other everything, as at 8 bytes, setting and comparing a digest in the line that is read anyway. Loops of 2,000
+calls of a plan, in random order; nanoseconds, medians of the slower rank.
 """
 
 import argparse
