@@ -7,6 +7,7 @@ call does none of that, or not so many, a fault strikes some microseconds after 
 import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 from array import array
@@ -21,7 +22,7 @@ from collectives.native import layout as st
 from collectives.native.program import Program
 
 CALLS, DEADLINE = 12, 1.5  # of a job; seconds
-DELAY = 0.3
+DELAY, SOON = 0.3, 0.02
 KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)
 STEP = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 3)
 SEND = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * 7)
@@ -53,7 +54,7 @@ def strike(fault: str, log: int) -> None:
     if fault == "delay":
         time.sleep(DELAY)
     elif fault == "raise":
-        signal.setitimer(signal.ITIMER_REAL, 0.02)  # not here: what a callback raises is lost
+        signal.setitimer(signal.ITIMER_REAL, SOON)  # not here: what a callback raises is lost
     else:
         os.kill(os.getpid(), signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
 
@@ -75,6 +76,7 @@ class Trap:
         self.job, self.comm, self.log = job, comm, log
         self.count, self.keep = 0, []  # type: int, list[Any]
         self.hooked: list[tuple[Any, int, int]] = []
+        self.timer: threading.Timer | None = None
 
     def due(self) -> bool:
         self.count += 1
@@ -82,10 +84,9 @@ class Trap:
 
     def set(self, program: Program) -> None:
         job, words = self.job, self.comm._channel.endpoint.words
-        if job.fault == "raise":
-            signal.signal(signal.SIGALRM, on_alarm)
         if job.after_us:
-            threading.Timer(job.after_us / 1e6, strike, (job.fault, self.log)).start()
+            self.timer = threading.Timer(job.after_us / 1e6, strike, (job.fault, self.log))
+            self.timer.start()
             return
         if job.fault != "drop":
             self.hook(program.state, st.KERNEL, KERNEL)
@@ -118,8 +119,30 @@ class Trap:
         words[index] = ctypes.cast(self.keep[-1], ctypes.c_void_p).value
 
 
+def expect_to_raise() -> None:
+    """Raise when the alarm comes, and again where Python swallowed it: a weak reference's callback had been running."""
+    seen = sys.unraisablehook
+
+    def swallowed(what: Any) -> None:
+        if isinstance(what.exc_value, Struck):
+            signal.setitimer(signal.ITIMER_REAL, SOON)
+        else:
+            seen(what)
+
+    sys.unraisablehook = swallowed
+    signal.signal(signal.SIGALRM, on_alarm)
+
+
 def on_alarm(*_: Any) -> None:
     raise Struck("told to go wrong")
+
+
+def wait_to_raise(trap: Trap) -> None:
+    """Not end before the alarm that is set, or about to be."""
+    if trap.timer is not None:
+        trap.timer.join()
+    while signal.getitimer(signal.ITIMER_REAL)[0]:
+        time.sleep(SOON)
 
 
 def memory(comm: collectives.Communicator, job: Job, values: Sequence[int], room: int) -> Any:
@@ -197,19 +220,21 @@ def one_call(comm: collectives.Communicator, job: Job, turn: int, trap: Trap | N
 
 def work(comm: collectives.Communicator, job: Job, log: int) -> None:
     """All calls of the job. Says WRONG where a result is, and what has come to its end."""
+    trap = Trap(job, comm, log)
+    raises = job.fault == "raise" and comm.rank == job.victim
+    if raises:
+        expect_to_raise()
     for turn in range(CALLS):
         struck = turn == job.call and comm.rank == job.victim
         if struck and job.step == 0 and not job.after_us:
             if job.fault == "drop":  # the whole call
                 os.write(log, b"%d" % time.monotonic_ns())
                 continue
-            if job.fault == "raise":
-                signal.signal(signal.SIGALRM, on_alarm)
             strike(job.fault, log)
             struck = False
-            if job.fault == "raise":
-                time.sleep(1)
-        if not one_call(comm, job, turn, Trap(job, comm, log) if struck else None):
+        if not one_call(comm, job, turn, trap if struck else None):
             print(f"WRONG: rank {comm.rank}, call {turn} of {job}", flush=True)
+    if raises:
+        wait_to_raise(trap)
     comm.barrier()
     print("came to the end", flush=True)
