@@ -27,8 +27,8 @@ import collectives
 from benchmarks.hosts import run_on
 from benchmarks.timing import under_ranks
 from collectives.algorithms import SLOTS
-from collectives.foresee import Foresight
-from collectives.network import of_links
+from collectives.foresight.foresee import Foresight
+from collectives.foresight.network import of_links
 from tuner import launch, units
 from tuner.measure import Job, Session
 from tuner.model import Timing, fit

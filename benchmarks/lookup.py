@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from collectives.selection import choose
-from collectives.table import LinkCost, Place, Rule, RunnerUp, Table
+from collectives.tables.table import LinkCost, Place, Rule, RunnerUp, Table
 
 LOOP, LOOPS = 20_000, 21
 

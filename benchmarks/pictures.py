@@ -15,7 +15,7 @@ from pathlib import Path
 from msgspec.structs import replace
 from rich.console import Console
 
-from collectives.table import ORDINARY, load
+from collectives.tables.table import ORDINARY, load
 from tuner.commands.show import show
 from tuner.plot import crossover
 

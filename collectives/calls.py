@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 from collectives import buffers
 from collectives.buffers import View
 from collectives.counts import Counts, checked, told
-from collectives.diagnosis import NO_OP
 from collectives.dtypes import HALVES, ITEMSIZE, check
 from collectives.engine import Prepared
 from collectives.errors import UnsupportedError
 from collectives.extents import chunk_offsets
+from collectives.flight.diagnosis import NO_OP
 from collectives.native.program import Program
 from collectives.plans import Plans
 from collectives.selection import NATIVE, ONE_PASS, Choice
 from collectives.settings import Settings, folds_once
 from collectives.staging import Packed, Widened
-from collectives.table import ORDINARY, STORAGES, SYMMETRIC
+from collectives.tables.table import ORDINARY, STORAGES, SYMMETRIC
 
 ORDERS, PRECISIONS = (None, "fixed"), (None, "fast", "accurate")
 PLANNED = ("allreduce", "reduce_scatter", "allgather", "broadcast", "reduce", "gather", "scatter", "alltoall")

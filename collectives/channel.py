@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from collectives import diagnosis, recorder, sites
 from collectives.errors import CollectiveError, CollectiveTimeout, CommunicatorBroken, PeerLost, UnsupportedError
-from collectives.launch import Group
+from collectives.flight import diagnosis, recorder, sites
 from collectives.native import layout as st
 from collectives.native.endpoint import Endpoint
 from collectives.native.program import Program
+from collectives.ranks.launch import Group
 from collectives.symmetric import Regions
 from collectives.topology import discover
 

@@ -7,27 +7,28 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from collectives import exits, timeline
+from collectives import timeline
 from collectives.algorithms import names
 from collectives.calls import Calls, Options, Prepared
 from collectives.channel import Channel
 from collectives.cuda.views import on_device
-from collectives.diagnosis import NO_OP
 from collectives.dtypes import DTYPES, ITEMSIZE, check
 from collectives.engine import ENGINE, Work
 from collectives.errors import UnsupportedError
 from collectives.extents import chunk_offsets
+from collectives.flight.diagnosis import NO_OP
 from collectives.handles import Persistent, Several
-from collectives.launch import connect, form
 from collectives.methods import Methods
 from collectives.native.library import library
-from collectives.peers import Peers
 from collectives.plans import Plans
+from collectives.ranks import exits
+from collectives.ranks.launch import connect, form
+from collectives.ranks.peers import Peers
+from collectives.ranks.store_peers import join
 from collectives.repeats import Quick, Repeats
 from collectives.selection import NATIVE, Choice, Table
 from collectives.settings import TIMEOUT_SECONDS, Settings, agree, seconds
-from collectives.store_peers import join
-from collectives.table import ORDINARY, STORAGES
+from collectives.tables.table import ORDINARY, STORAGES
 from collectives.topology import Topology
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby, zip_longest
 from math import lcm
 
-from collectives.rendezvous import Fault, Meeting, programs
+from collectives.proof.rendezvous import Fault, Meeting, programs
 from collectives.schedule import COPY, RECV_REDUCE, SEND, WHOLE, Schedule, Span
 
 LEGEND = "[x] > r  to rank r      [x] < r  from rank r      [x] + r  from rank r, and folded"

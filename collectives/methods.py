@@ -6,8 +6,8 @@ from typing import Any
 
 from collectives.calls import Calls, Options
 from collectives.cuda.views import on_device
-from collectives.diagnosis import NO_OP
 from collectives.engine import Prepared
+from collectives.flight.diagnosis import NO_OP
 
 
 class Methods(ABC):

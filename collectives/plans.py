@@ -9,7 +9,6 @@ from functools import cached_property
 from threading import RLock
 from typing import Any
 
-from collectives import diagnosis
 from collectives import layout as at
 from collectives.algorithms import KERNEL_BYTES, SEGMENT_BYTES, Algorithm, find, hierarchical
 from collectives.channel import Channel
@@ -19,6 +18,7 @@ from collectives.dtypes import ITEMSIZE
 from collectives.engine import ENGINE
 from collectives.errors import UnsupportedError
 from collectives.extents import Bound, chunk_offsets
+from collectives.flight import diagnosis
 from collectives.native import layout as st
 from collectives.native.library import kernel, library
 from collectives.native.program import Program, Share

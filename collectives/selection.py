@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from collectives import choice as said
-from collectives.choice import NATIVE, Choice, Sentence, Topology, difference
-from collectives.kinship import kinship
 from collectives.sizes import parse_size
-from collectives.table import COLLECTIVES, ORDINARY, SYMMETRIC, Rule, Table, Value, load, parse
+from collectives.tables import choice as said
+from collectives.tables.choice import NATIVE, Choice, Sentence, Topology, difference
+from collectives.tables.kinship import kinship
+from collectives.tables.table import COLLECTIVES, ORDINARY, SYMMETRIC, Rule, Table, Value, load, parse
 
 __all__ = ["NATIVE", "Choice", "Table", "choose", "default", "difference", "load", "parse", "parse_overrides"]
 

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from collectives.algorithms import find
-from collectives.canonical import canonical
 from collectives.errors import CollectiveError, MismatchError, TableError, UnsupportedError
-from collectives.forecast import foreseen
-from collectives.kinship import NEAR, nearest
-from collectives.peers import Peers
-from collectives.release import release
+from collectives.foresight.forecast import foreseen
+from collectives.proof.canonical import canonical
+from collectives.ranks.peers import Peers
+from collectives.ranks.release import release
 from collectives.says import say
 from collectives.selection import FIXED_ORDER, NATIVE, Choice, Table, choose, default, load, parse_overrides
-from collectives.table import GPU, ORDINARY, Rule
+from collectives.tables.kinship import NEAR, nearest
+from collectives.tables.table import GPU, ORDINARY, Rule
 from collectives.topology import Topology
 
 if TYPE_CHECKING:

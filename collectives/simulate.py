@@ -17,8 +17,8 @@ from itertools import accumulate
 from math import ceil
 from typing import Any
 
-from collectives.fabric import PORT, PROCESSOR, Costs, Route, costs_of
-from collectives.traffic import Course, Traffic
+from collectives.foresight.fabric import PORT, PROCESSOR, Costs, Route, costs_of
+from collectives.foresight.traffic import Course, Traffic
 
 LONG = 48  # segments from which a pipeline is taken to go on as it went before
 STEADY = (12, 36)  # segments between whose ends that is measured: whole turns of 2, 3, 4 and 8 slots

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from xml.sax.saxutils import escape
 
 from collectives.draw import PARTS, name
-from collectives.rendezvous import Meeting, programs
+from collectives.proof.rendezvous import Meeting, programs
 from collectives.schedule import RECV_REDUCE, Schedule, Span
 
 LEFT, TOP, ACROSS, DOWN, MARGIN = 64, 64, 132, 46, 22  # pixels: before the first round, of a round, of a rank, around

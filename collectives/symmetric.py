@@ -18,11 +18,11 @@ from collectives.arrays import array as array_of
 from collectives.buffers import torch_dtypes
 from collectives.dtypes import DTYPES, ITEMSIZE
 from collectives.errors import MismatchError, UnsupportedError
-from collectives.launch import Group
 from collectives.native import layout as st
 from collectives.native.endpoint import Endpoint
 from collectives.native.window import SharedWindow
-from collectives.peers import Peers
+from collectives.ranks.launch import Group
+from collectives.ranks.peers import Peers
 
 PAGE = mmap.PAGESIZE
 

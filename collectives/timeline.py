@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from collectives.diagnosis import NO_OP, fields
 from collectives.dtypes import ITEMSIZE
+from collectives.flight.diagnosis import NO_OP, fields
 from collectives.native import layout as st
 from collectives.says import say
 

@@ -6,9 +6,10 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from collectives import machine, nest
-from collectives.machine import UNBOUND, Machine, processor
-from collectives.peers import Peers
+from collectives import nest
+from collectives.ranks import machine
+from collectives.ranks.machine import UNBOUND, Machine, processor
+from collectives.ranks.peers import Peers
 
 __all__ = ["NO_MPI", "Topology", "discover", "group_by", "mpi_library", "processor"]
 

@@ -22,7 +22,7 @@ from math import lcm
 from typing import NamedTuple
 
 from collectives.contract import Contract
-from collectives.rendezvous import End, Fault, Meeting, Program, Turn, programs
+from collectives.proof.rendezvous import End, Fault, Meeting, Program, Turn, programs
 from collectives.schedule import COPY, INPUT, RECV, SCRATCH, SEND, Schedule, Span
 
 __all__ = ["Fault", "Report", "check_cells", "verify", "weights"]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = (
-    "collectives", "collectives/algorithms", "collectives/native", "collectives/cuda", "tuner", "tuner/commands",
+    "collectives", "collectives/algorithms", "collectives/proof", "collectives/foresight", "collectives/native",
+    "collectives/cuda", "collectives/ranks", "collectives/flight", "collectives/tables", "tuner", "tuner/commands",
     "tuner/targets", "integrations", "benchmarks",
 )  # fmt: skip
 HEAD = """# The map

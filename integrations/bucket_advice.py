@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from collectives.advice import BucketAdvice, Measured
 from collectives.says import say
+from collectives.tables.advice import BucketAdvice, Measured
 
 if TYPE_CHECKING:
     import collectives

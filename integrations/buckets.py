@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
-from collectives.advice import Measured
 from collectives.errors import UnsupportedError
 from collectives.settings import folds_once
+from collectives.tables.advice import Measured
 
 if TYPE_CHECKING:
     import collectives

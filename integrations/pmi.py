@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from collectives.errors import LaunchError
-from collectives.store_peers import this_host
+from collectives.ranks.store_peers import this_host
 from collectives.topology import mpi_library
 from integrations import pmi_server
 from integrations.addresses import LOOPBACK, addresses, meeting_address

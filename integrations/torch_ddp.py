@@ -24,9 +24,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import collectives
-from collectives.advice import Measured
 from collectives.engine import Work
 from collectives.errors import UnsupportedError
+from collectives.tables.advice import Measured
 from integrations.bucket_advice import advised
 from integrations.buckets import SPARSE, Bucket, BucketReport, as_numbers, device_refusal
 from integrations.overlap import Job, Mode, Overlap, Progress, Runner

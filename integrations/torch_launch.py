@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from collectives import Communicator
 from collectives.errors import LaunchError
-from collectives.launch import LAUNCHERS, refuse_lone_worlds
+from collectives.ranks.launch import LAUNCHERS, refuse_lone_worlds
 from collectives.topology import mpi_library
 
 from .addresses import interface_of, meeting_address_of, source_address

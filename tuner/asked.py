@@ -4,8 +4,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from collectives.canonical import canonical
-from collectives.conditions import MEDIAN, OBJECTIVES, PRECISIONS, Conditions, Finding
+from collectives.proof.canonical import canonical
+from collectives.tables.conditions import MEDIAN, OBJECTIVES, PRECISIONS, Conditions, Finding
 from tuner import units
 from tuner.cases import HALVES
 from tuner.commands.common import UsageError, value

@@ -16,8 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from collectives import records
 from collectives.errors import CollectiveError
+from collectives.flight import records
 from collectives.folders import private
 from tuner import launch, units
 

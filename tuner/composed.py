@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from collectives.conditions import PRECISIONS
 from collectives.dtypes import ITEMSIZE
 from collectives.errors import UnsupportedError
 from collectives.selection import parse_overrides
+from collectives.tables.conditions import PRECISIONS
 from tuner.cases import Case, array, chunk, memory
 from tuner.space import Candidate
 

@@ -5,8 +5,8 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
-from collectives.conditions import PRECISIONS
 from collectives.contract import REDUCING
+from collectives.tables.conditions import PRECISIONS
 from tuner.cases import HALVES, Case, chunk
 from tuner.composed import COMPOSED, call, composed
 from tuner.space import BASELINE, Candidate

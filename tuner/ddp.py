@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from time import monotonic, perf_counter
 from typing import Any
 
-from collectives.advice import BucketAdvice, Measured
+from collectives.tables.advice import BucketAdvice, Measured
 from tuner.commands.common import UsageError
 from tuner.space import Candidate, space
 from tuner.statistics import holm, median_interval, ratio_interval, signed_rank

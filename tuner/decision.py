@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from collectives.conditions import PRECISIONS
-from collectives.table import ORDINARY
+from collectives.tables.conditions import PRECISIONS
+from collectives.tables.table import ORDINARY
 from tuner.objective import BY_MEDIAN, Objective
 from tuner.space import BASELINE, Candidate
 from tuner.statistics import Interval, geometric_mean, holm, median_interval

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 
-from collectives.conditions import DRIFTED
+from collectives.tables.conditions import DRIFTED
 from tuner import units
 from tuner.decision import Measured
 from tuner.measure import Outcome

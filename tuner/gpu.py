@@ -14,7 +14,7 @@ import msgspec
 from collectives.cuda.choice import candidates
 from collectives.dtypes import ITEMSIZE
 from collectives.errors import UnsupportedError
-from collectives.table import GPU, Place, Rule, RunnerUp
+from collectives.tables.table import GPU, Place, Rule, RunnerUp
 from tuner.rules import border, place_of, rounded
 from tuner.space import Candidate
 

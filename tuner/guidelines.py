@@ -8,7 +8,7 @@ what the MPI library has of its own. [Traeff, Gropp, Thakur 2010: self-consisten
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
-from collectives.conditions import Finding
+from collectives.tables.conditions import Finding
 from tuner.clock import Clock
 from tuner.composed import COMPOSED
 from tuner.decision import LOOSE_TIE, SIGNIFICANT, TIE, Constraints, Measured

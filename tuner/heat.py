@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from collectives.table import Rule
+from collectives.tables.table import Rule
 from tuner import units
 from tuner.statistics import Interval
 

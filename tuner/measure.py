@@ -21,7 +21,7 @@ from typing import IO, Any
 import msgspec
 
 from collectives.errors import CollectiveError
-from collectives.table import ORDINARY, SYMMETRIC
+from collectives.tables.table import ORDINARY, SYMMETRIC
 from tuner.cases import Case
 from tuner.contenders import Gloo, Run, run_of
 from tuner.space import Candidate

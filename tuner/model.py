@@ -16,10 +16,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from collectives.fabric import costs_of
-from collectives.foresee import Foresight, Moving
-from collectives.network import MPI, TYPICAL, Network, of_links
-from collectives.table import LinkCost
+from collectives.foresight.fabric import costs_of
+from collectives.foresight.foresee import Foresight, Moving
+from collectives.foresight.network import MPI, TYPICAL, Network, of_links
+from collectives.tables.table import LinkCost
 
 TERMS = ("alpha_us", "beta_us_per_MiB", "gamma_us_per_MiB", "gap_us", "start_us")
 BOUNDS = ("alpha_bounds", "beta_bounds", "gamma_bounds")

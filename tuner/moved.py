@@ -16,7 +16,7 @@ from typing import Any
 from collectives.contract import REDUCING
 from collectives.dtypes import ITEMSIZE
 from collectives.selection import choose
-from collectives.table import DTYPE_CLASSES, GPU, OP_CLASSES, Rule, Table
+from collectives.tables.table import DTYPE_CLASSES, GPU, OP_CLASSES, Rule, Table
 from tuner.decision import LOOSE_TIE, SIGNIFICANT, TIE
 from tuner.measure import Job, Session, Stopped
 from tuner.search import within

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from collectives.conditions import MEDIAN, P95
+from collectives.tables.conditions import MEDIAN, P95
 from tuner.statistics import (
     Interval,
     fewer_beyond,

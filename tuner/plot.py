@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from collectives.selection import NATIVE, Table
-from collectives.table import ORDINARY, Rule
+from collectives.tables.table import ORDINARY, Rule
 from tuner import heat, units
 from tuner.beside import STAGE
 from tuner.measure import GLOO, read_samples

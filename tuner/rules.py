@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 from itertools import groupby, pairwise
 from typing import Any
 
-from collectives.advice import BucketAdvice
-from collectives.conditions import Conditions
 from collectives.contract import REDUCING
-from collectives.table import ANY, DTYPE_CLASS, OP_CLASS, LinkCost, Place, Rule, RunnerUp, Table
+from collectives.tables.advice import BucketAdvice
+from collectives.tables.conditions import Conditions
+from collectives.tables.table import ANY, DTYPE_CLASS, OP_CLASS, LinkCost, Place, Rule, RunnerUp, Table
 from tuner.decision import Measured
 from tuner.objective import TAIL
 from tuner.space import BASELINE, Candidate

@@ -19,11 +19,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from collectives.conditions import Finding
 from collectives.dtypes import ITEMSIZE
 from collectives.errors import CollectiveError
 from collectives.selection import ONE_PASS
-from collectives.table import SYMMETRIC
+from collectives.tables.conditions import Finding
+from collectives.tables.table import SYMMETRIC
 from tuner import units
 from tuner.clock import Clock
 from tuner.decision import FASTEST, Constraints, Measured, decide

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 
 from collectives.errors import UnsupportedError
-from collectives.foresee import Foresight
-from collectives.network import of_links
-from collectives.table import LinkCost
+from collectives.foresight.foresee import Foresight
+from collectives.foresight.network import of_links
+from collectives.tables.table import LinkCost
 from tuner.decision import Measured
 from tuner.measure import Job, Session
 from tuner.model import Timing, fit

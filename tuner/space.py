@@ -8,11 +8,11 @@ from typing import Any, Protocol, TypeAlias
 
 from collectives import nest
 from collectives.algorithms import KERNEL_BYTES, SEGMENT_BYTES, SLOTS, Algorithm, every, find
-from collectives.canonical import canonical
 from collectives.nest import Nest
+from collectives.proof.canonical import canonical
 from collectives.schedule import WHOLE, Group
 from collectives.selection import NATIVE
-from collectives.table import Value
+from collectives.tables.table import Value
 
 Nodes = Sequence[Sequence[int]]
 Choices: TypeAlias = tuple[tuple[str, tuple[Value, ...]], ...]  # of each parameter, first the default

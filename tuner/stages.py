@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from collectives.conditions import Finding
 from collectives.contract import REDUCING
 from collectives.dtypes import ITEMSIZE
 from collectives.selection import ONE_PASS, Table, choose, default
-from collectives.table import SYMMETRIC
+from collectives.tables.conditions import Finding
+from collectives.tables.table import SYMMETRIC
 from tuner.clock import Clock
 from tuner.decision import Measured
 from tuner.drift import NBYTES, Watch

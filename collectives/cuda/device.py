@@ -13,7 +13,6 @@ from contextlib import suppress
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from collectives import diagnosis
 from collectives.cuda import choice as choices
 from collectives.cuda import launcher
 from collectives.cuda import layout as at
@@ -32,15 +31,16 @@ from collectives.dtypes import HALVES, ITEMSIZE, check
 from collectives.engine import ENGINE
 from collectives.errors import CollectiveError, CollectiveTimeout, CommunicatorBroken, UnsupportedError
 from collectives.extents import chunk_offsets
+from collectives.flight import diagnosis
 from collectives.native import layout as st
 from collectives.native.program import Program
 from collectives.says import remark
-from collectives.table import GPU
+from collectives.tables.table import GPU
 
 if TYPE_CHECKING:
     from collectives.calls import Options
     from collectives.communicator import Communicator
-    from collectives.table import Rule
+    from collectives.tables.table import Rule
 
 MOST_CALLS = 256  # whose agreement is kept
 

@@ -13,7 +13,7 @@ from typing import Any
 from collectives.cuda import layout as at
 from collectives.cuda.driver import HANDLE_BYTES, Driver, DriverError
 from collectives.errors import UnsupportedError
-from collectives.peers import Peers
+from collectives.ranks.peers import Peers
 
 GRANULE = 1 << 21  # bytes: CUDA gives small allocations parts of one, which exporting would give away whole
 

@@ -11,7 +11,7 @@ import struct
 from contextlib import ExitStack
 from hmac import compare_digest
 
-from collectives.peers import Peers
+from collectives.ranks.peers import Peers
 
 SECRET_BYTES = 32
 INT, CREDENTIALS = struct.Struct("i"), struct.Struct("iII")  # process, user, group

@@ -9,13 +9,13 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from collectives.errors import UnsupportedError
+from collectives.flight.records import Record
 from collectives.layout import LANE_BITS, SLOT_BITS
 from collectives.native import layout as st
 from collectives.native.library import library
 from collectives.native.storage import Memory
 from collectives.native.window import SharedWindow
-from collectives.peers import Peers
-from collectives.records import Record
+from collectives.ranks.peers import Peers
 
 Shared = TypeVar("Shared", Record, SharedWindow)
 FIFO_BYTES = 8 << 20  # at most, of one rank

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 from collectives.native.descriptor import hand_out
-from collectives.peers import Peers
+from collectives.ranks.peers import Peers
 
 
 class SharedWindow:

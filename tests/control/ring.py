@@ -8,7 +8,6 @@ from typing import Any
 from mpi4py import MPI
 from numba import njit
 
-from collectives.mpi_peers import MpiPeers
 from collectives.native.endpoint import mpi_functions, status_ignore
 from collectives.native.library import entry, kernel
 from collectives.native.memory import (
@@ -26,6 +25,7 @@ from collectives.native.memory import (
 )
 from collectives.native.storage import Memory
 from collectives.native.window import SharedWindow
+from collectives.ranks.mpi_peers import MpiPeers
 
 (DATA, BYTES, RANK, RANKS, PIECE, STAGING, ISEND, IRECV, TEST, COMM, BYTE, IGNORE, KERNEL, REQUESTS, FLAG,
  TO, FROM, SENT, GOT, DEPTH, OPERANDS) = range(21)  # fmt: skip

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from collectives import timeline
-from collectives.table import load
+from collectives.tables.table import load
 from integrations import torch_launch
 from tests import launch
 

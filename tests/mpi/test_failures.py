@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from collectives.table import Place, Rule, Table
+from collectives.tables.table import Place, Rule, Table
 from tests import conftest, launch
 
 pytestmark = pytest.mark.mpi

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from collectives import records
+from collectives.flight import records
 from tests import launch
 
 pytestmark = pytest.mark.mpi

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from collectives.table import Place, Rule, Table
+from collectives.tables.table import Place, Rule, Table
 from tests import launch
 
 pytestmark = pytest.mark.full

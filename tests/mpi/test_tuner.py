@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from collectives.canonical import canonical
+from collectives.proof.canonical import canonical
 from collectives.selection import load
-from collectives.table import Place, Rule, RunnerUp, Table
+from collectives.tables.table import Place, Rule, RunnerUp, Table
 from tests import launch
 from tuner.measure import read_samples
 

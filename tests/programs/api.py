@@ -308,7 +308,7 @@ def choosing(comm: collectives.Communicator, report: Report) -> None:
 
 def environment(comm: collectives.Communicator, report: Report) -> None:
     """TREERING_ALGORITHM, TREERING_TIMEOUT, and a TREERING_TABLE for this very topology."""
-    from collectives.table import Place, Rule, Table
+    from collectives.tables.table import Place, Rule, Table
 
     here = comm.topology
     place = Place(nodes=len(here.nodes), ranks_per_node=list(here.ranks_per_node), fingerprint=here.fingerprint)

@@ -12,7 +12,7 @@ from collectives import chunk
 from collectives.cuda import device as on_device
 from collectives.cuda.choice import AWARE, STAGED
 from collectives.dtypes import ITEMSIZE
-from collectives.table import Table
+from collectives.tables.table import Table
 from tests.cuda.emulator import Emulator
 from tests.cuda.ranks_on_cpu import folded, numbers
 from tests.programs.world import communicator

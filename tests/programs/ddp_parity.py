@@ -17,9 +17,9 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_wrapper, fp16_compress_wrapper
 from torch.nn.parallel import DistributedDataParallel
 
-from collectives.advice import BucketAdvice, Measured
 from collectives.algorithms import names
-from collectives.table import Place, Rule, Table
+from collectives.tables.advice import BucketAdvice, Measured
+from collectives.tables.table import Place, Rule, Table
 from integrations import overlap
 from integrations.bucket_advice import signature
 from integrations.torch_ddp import DDPHookState, allreduce_hook, register

@@ -15,7 +15,7 @@ import collectives
 from collectives import settings
 from collectives.algorithms import find
 from collectives.errors import CollectiveError
-from collectives.table import Place, Rule, Table
+from collectives.tables.table import Place, Rule, Table
 
 WORLD = MPI.COMM_WORLD
 DEADLINE = 3.0  # seconds

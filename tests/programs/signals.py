@@ -21,7 +21,7 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-from collectives import records
+from collectives.flight import records
 from tests import launch
 
 RANKS, LIMIT = 3, 30.0

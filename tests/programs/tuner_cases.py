@@ -9,7 +9,7 @@ from mpi4py import MPI
 import collectives
 from collectives.algorithms import every
 from collectives.dtypes import ITEMSIZE
-from collectives.table import COLLECTIVES
+from collectives.tables.table import COLLECTIVES
 from tuner.contenders import native_lacks
 from tuner.guidelines import compositions
 from tuner.measure import Job, Session

@@ -6,9 +6,9 @@ from typing import Any
 
 import collectives
 from collectives.engine import ENGINE
-from collectives.launch import connect
-from collectives.peers import Peers
-from collectives.store_peers import join
+from collectives.ranks.launch import connect
+from collectives.ranks.peers import Peers
+from collectives.ranks.store_peers import join
 
 PATIENCE = 120  # seconds
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from collectives.algorithms import every
 from collectives.contract import ROOTED
 from collectives.nest import count, levels, shape
-from collectives.proofs import settings
+from collectives.proof.sweep import settings
 from collectives.schedule import Schedule
 
 FILE = Path(__file__).with_name("schedules.json")

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from collectives.conditions import Conditions, Finding
 from collectives.selection import Table
-from collectives.table import LinkCost, Place, Rule, RunnerUp
+from collectives.tables.conditions import Conditions, Finding
+from collectives.tables.table import LinkCost, Place, Rule, RunnerUp
 
 
 @dataclass(frozen=True)

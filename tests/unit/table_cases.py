@@ -13,8 +13,8 @@ from collectives.contract import contract
 from collectives.extents import Bound
 from collectives.plan import Table, Target, lower
 from collectives.plans import bound_of, holds
+from collectives.proof.reference import Number, Wrong, contribution
 from collectives.properties import smallest_part
-from collectives.reference import Number, Wrong, contribution
 from collectives.schedule import INPUT, OUTPUT
 from tests.unit.table_interpreter import FIFO_LANES, FIFO_SLOTS, Machine
 from tests.unit.table_memory import Memory

@@ -14,7 +14,7 @@ from random import Random
 from typing import NamedTuple
 
 from collectives import layout as at
-from collectives.reference import Wrong, combine
+from collectives.proof.reference import Wrong, combine
 from collectives.schedule import SCRATCH
 from tests.unit.table_memory import Memory, Owner, Parts, beside
 

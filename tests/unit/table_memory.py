@@ -4,7 +4,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from collectives.reference import Number, Wrong
+from collectives.proof.reference import Number, Wrong
 
 Owner = tuple[int, int, int] | None  # the lane, slot and segment that slot memory belongs to
 Parts = list[tuple[int, Number]]  # runs of bytes with one value

@@ -7,8 +7,8 @@ import pytest
 from collectives.algorithms import double_tree, every, find, radix
 from collectives.contract import REDUCING, ROOTED, contract
 from collectives.nest import shape
-from collectives.proofs import prove, settings
-from collectives.reference import check
+from collectives.proof.reference import check
+from collectives.proof.sweep import prove, settings
 from collectives.schedule import DATA, INPUT, OUTPUT, SCRATCH, SEND, Group
 from collectives.selection import FIXED_ORDER
 from collectives.verify import verify

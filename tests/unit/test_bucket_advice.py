@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from collectives.advice import BucketAdvice, Measured
 from collectives.errors import TableError
 from collectives.settings import refused
-from collectives.table import Place, Table, load, parse
+from collectives.tables.advice import BucketAdvice, Measured
+from collectives.tables.table import Place, Table, load, parse
 from integrations import overlap
 from integrations.bucket_advice import faster, signature
 from tuner import ddp

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from collectives.dtypes import BITWISE, DTYPES, FLOATS, ITEMSIZE, OPS
-from collectives.table import COLLECTIVES
+from collectives.tables.table import COLLECTIVES
 from tuner.cases import Case, chunk, decode, encode
 
 POSSIBLE = [

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from collectives import records
 from collectives.errors import LaunchError
-from collectives.table import Place, Rule, Table
+from collectives.flight import records
+from collectives.tables.table import Place, Rule, Table
 from tuner import checks, launch
 
 

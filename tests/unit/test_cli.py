@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from collectives.errors import LaunchError
-from collectives.table import Place, Rule, RunnerUp, Table
+from collectives.tables.table import Place, Rule, RunnerUp, Table
 from tests.launch import INHERITED, ROOT
 from tuner import cli, launch, terminal
 from tuner.hosts import Hosts, parse

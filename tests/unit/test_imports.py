@@ -18,14 +18,21 @@ STANDARD = {
     "schedule",
     "contract",
     "algorithms",
-    "rendezvous",
+    "proof.rendezvous",
     "verify",
     "draw",
 }  # the standard library, and one another
-SIMULATOR = ("collectives.fabric", "collectives.traffic", "collectives.simulate", "collectives.foresee")
+SIMULATOR = (
+    "collectives.foresight.fabric",
+    "collectives.foresight.traffic",
+    "collectives.simulate",
+    "collectives.foresight.foresee",
+)
 FORESEEN = {
     *SIMULATOR,
-    *(f"collectives.{name}" for name in ("schedule", "algorithms", "nest", "network", "table", "errors")),
+    *(f"collectives.{name}" for name in ("schedule", "algorithms", "nest", "errors")),
+    "collectives.foresight.network",
+    "collectives.tables.table",
 }
 MAY = {
     "collectives.errors": set(),
@@ -33,17 +40,20 @@ MAY = {
     "collectives.nest": set(),
     "collectives.contract": {"collectives.schedule"},
     "collectives.algorithms": {"collectives.schedule", "collectives.contract", "collectives.nest"},
-    "collectives.rendezvous": {"collectives.schedule"},
+    "collectives.proof.rendezvous": {"collectives.schedule"},
     "collectives.verify": {
         "collectives.schedule",
         "collectives.contract",
         "collectives.algorithms",
-        "collectives.rendezvous",
+        "collectives.proof.rendezvous",
     },
-    "collectives.draw": {"collectives.schedule", "collectives.rendezvous"},
-    "collectives.network": {f"collectives.{name}" for name in ("errors", "strict", "table", "advice")},
+    "collectives.draw": {"collectives.schedule", "collectives.proof.rendezvous"},
+    "collectives.foresight.network": {
+        "collectives.errors",
+        *(f"collectives.tables.{name}" for name in ("strict", "table", "advice")),
+    },
     **dict.fromkeys(SIMULATOR, FORESEEN),
-    "collectives.forecast": {*FORESEEN, "collectives.choice", "collectives.selection"},
+    "collectives.foresight.forecast": {*FORESEEN, "collectives.tables.choice", "collectives.selection"},
 }
 MUST_NOT = {
     "collectives": {"tuner", "integrations", "tests"},

@@ -6,10 +6,10 @@ import pytest
 
 from collectives.algorithms import registry
 from collectives.errors import TableError
-from collectives.kinship import EXACT, NEAR, distance, kinship, nearest
 from collectives.selection import choose
 from collectives.settings import Settings
-from collectives.table import LinkCost, Place, Rule, Table
+from collectives.tables.kinship import EXACT, NEAR, distance, kinship, nearest
+from collectives.tables.table import LinkCost, Place, Rule, Table
 from collectives.topology import Topology
 
 COSTS = [LinkCost(class_="mpi", alpha_us=60, beta_us_per_MiB=8400, gamma_us_per_MiB=100)]

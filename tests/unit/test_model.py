@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from collectives.forecast import Forecast
-from collectives.foresee import Foresight
-from collectives.network import of_links
+from collectives.foresight.forecast import Forecast
+from collectives.foresight.foresee import Foresight
+from collectives.foresight.network import of_links
 from collectives.selection import FIXED_ORDER
 from collectives.settings import Settings
-from collectives.table import LinkCost, Place, Rule, Table
+from collectives.tables.table import LinkCost, Place, Rule, Table
 from tuner.decision import Measured
 from tuner.model import Timing, fit, quantiles
 from tuner.seeding import Seeds, links_of

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from collectives.table import Place, Rule, RunnerUp, Table
+from collectives.tables.table import Place, Rule, RunnerUp, Table
 from tests.unit.test_search import Machine
 from tuner.commands.check import public, show
 from tuner.moved import DEFAULT, RUNNER_UP, again, measure, representative, sample, size

@@ -3,7 +3,7 @@
 import pytest
 
 from collectives.errors import PeerLost
-from collectives.mpi_peers import settled
+from collectives.ranks.mpi_peers import settled
 
 
 class Later:

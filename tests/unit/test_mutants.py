@@ -4,8 +4,8 @@ from collections import Counter
 from random import Random
 
 from collectives.algorithms import every, find
-from collectives.mutants import cases, mutants
-from collectives.mutate import edited, mutate
+from collectives.proof.mutants import cases, mutants
+from collectives.proof.mutate import edited, mutate
 
 COUNT = 1000  # `treering verify --mutants 5000` makes more
 

@@ -10,7 +10,7 @@ from collectives import nest
 from collectives.algorithms import every, find, themis
 from collectives.contract import contract
 from collectives.nest import shape
-from collectives.reference import check
+from collectives.proof.reference import check
 from collectives.verify import verify
 
 NESTED, THEMIS = find("allreduce", "nested"), find("allreduce", "themis")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from collectives.network import TYPICAL, load, of_links, parse
+from collectives.foresight.network import TYPICAL, load, of_links, parse
 from tuner.cli import main
 
 LINKS = [
@@ -155,7 +155,7 @@ def test_wrong_use_says_how_to_mend_it(arguments, said, capsys):
 
 
 def test_what_does_not_fit_says_so(capsys, monkeypatch):
-    monkeypatch.setattr("collectives.foresee.available", lambda: 1 << 20)
+    monkeypatch.setattr("collectives.foresight.foresee.available", lambda: 1 << 20)
     named = ["--nodes", "3", "--ranks-per-node", "40", "--algorithms", "double_tree:slots=2,segment_bytes=65536"]
     status, _, err = simulate(capsys, *named, "--sizes", "8")
     assert status == 1

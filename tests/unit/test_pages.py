@@ -9,7 +9,7 @@ import pytest
 from collectives.algorithms import every, find
 from collectives.nest import shape
 from collectives.pages import pages
-from collectives.rendezvous import Meeting, programs
+from collectives.proof.rendezvous import Meeting, programs
 from collectives.svg import svg
 
 FOLDER = Path(__file__).parents[2] / "docs" / "algorithms"

@@ -15,8 +15,8 @@ from collectives.contract import ROOTED, contract
 from collectives.extents import Bound, aligned_part, chunk_offsets
 from collectives.plan import Target, lower
 from collectives.plans import holds
+from collectives.proof.reference import Wrong
 from collectives.properties import output_may_be_input
-from collectives.reference import Wrong
 from collectives.schedule import (
     DATA,
     INPUT,

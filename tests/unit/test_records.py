@@ -5,13 +5,13 @@ import time
 
 import pytest
 
-from collectives import records
-from collectives.diagnosis import fingerprint
+from collectives.flight import records
+from collectives.flight.diagnosis import fingerprint
+from collectives.flight.records import HEADER_BYTES, HOST, MAGIC, MARK, Record, Snapshot
+from collectives.flight.report import jobs, ranks_named, report
 from collectives.native import layout as st
-from collectives.peers import Peers
-from collectives.records import HEADER_BYTES, HOST, MAGIC, MARK, Record, Snapshot
-from collectives.report import jobs, ranks_named, report
-from collectives.store_peers import born
+from collectives.ranks.peers import Peers
+from collectives.ranks.store_peers import born
 
 
 class Alone(Peers):

@@ -7,7 +7,7 @@ import pytest
 
 from collectives.algorithms import Algorithm, Parameter, every, find, names, register, registry
 from collectives.contract import COLLECTIVES
-from collectives.proofs import prove
+from collectives.proof.sweep import prove
 from collectives.schedule import WHOLE, Group, Span, recv_reduce, send
 
 

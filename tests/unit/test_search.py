@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from collectives.table import Table
+from collectives.tables.table import Table
 from tuner.clock import Clock
 from tuner.decision import Constraints, Measured, decide, price
 from tuner.measure import Outcome, Stopped

@@ -4,7 +4,7 @@ import pytest
 
 from collectives.errors import TableError
 from collectives.selection import Choice, choose, default, parse_overrides
-from collectives.table import Place, RunnerUp
+from collectives.tables.table import Place, RunnerUp
 from tests.unit.rules import FOUR, SQUARE, TWO, Topology, rich_table, rule, table
 
 

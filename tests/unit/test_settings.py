@@ -11,7 +11,7 @@ from collectives.algorithms import every
 from collectives.contract import contract
 from collectives.errors import CollectiveError, MismatchError, TableError, UnsupportedError
 from collectives.settings import Settings, agree, folds_once, seconds
-from collectives.table import Place, Rule, Table
+from collectives.tables.table import Place, Rule, Table
 from collectives.topology import Topology
 from collectives.verify import verify
 

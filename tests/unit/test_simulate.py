@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 
 from collectives import simulate as simulator
-from collectives import traffic as traffics
 from collectives.algorithms import find
 from collectives.errors import UnsupportedError
-from collectives.foresee import Foresight
-from collectives.network import MIB, MPI, SHARED_MEMORY, Interface, Level, Network, Torus
+from collectives.foresight import traffic as traffics
+from collectives.foresight.foresee import Foresight
+from collectives.foresight.network import MIB, MPI, SHARED_MEMORY, Interface, Level, Network, Torus
+from collectives.foresight.traffic import traffic
 from collectives.schedule import WHOLE, collect, recv, send
 from collectives.simulate import shares, simulate
-from collectives.table import LinkCost
-from collectives.traffic import traffic
+from collectives.tables.table import LinkCost
 
 A, B, C = 3.0, 96.0, 32.0  # alpha us; beta and gamma, us per MiB; the message is a MiB
 LINKS = [

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from collectives.algorithms import every, find
-from collectives.canonical import canonical
 from collectives.contract import contract
+from collectives.proof.canonical import canonical
 from collectives.selection import FIXED_ORDER
 from collectives.verify import verify
 from tuner.space import Candidate, candidate, space

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from collectives.table import Table, load
+from collectives.tables.table import Table, load
 from tests.unit import test_search
 from tests.unit.test_search import NODES, Machine, latency_then_bandwidth, tune
 from tests.unit.tuning_table_mutants import everything

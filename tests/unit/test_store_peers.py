@@ -10,11 +10,11 @@ from contextlib import ExitStack
 import msgspec
 import pytest
 
-from collectives import store_peers
 from collectives.errors import CollectiveTimeout, LaunchError, MismatchError, PeerLost, UnsupportedError
 from collectives.native import descriptor, window
 from collectives.native.window import SharedWindow
-from collectives.store_peers import Process, born, join
+from collectives.ranks import store_peers
+from collectives.ranks.store_peers import Process, born, join
 
 SOON = 60  # seconds: a guard against hangs, on a busy machine
 SHORT = 0.6  # seconds that a rank is waited for which never comes

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from collectives.conditions import Conditions, Finding
 from collectives.errors import TableError
 from collectives.selection import load, parse
-from collectives.table import Place, RunnerUp
+from collectives.tables.conditions import Conditions, Finding
+from collectives.tables.table import Place, RunnerUp
 from tests.unit.rules import rich_table, rule, table
 
 

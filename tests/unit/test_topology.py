@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from collectives import launch
 from collectives.errors import LaunchError
-from collectives.launch import connect, refuse_lone_worlds, split_by_node
-from collectives.machine import UNBOUND, Machine, look, transport
+from collectives.ranks import launch
+from collectives.ranks.launch import connect, refuse_lone_worlds, split_by_node
+from collectives.ranks.machine import UNBOUND, Machine, look, transport
 from collectives.topology import Topology, domains, group_by, listing, mpi_library, network, processor
 
 LINKS = ("shared-memory",)

@@ -14,6 +14,6 @@ def test_thousands_of_mutants_are_refused_with_words_or_hold_what_they_say():
 
 def test_the_judge_finds_what_is_wrong_with_a_reader(monkeypatch):
     """A reader that takes the last of two keys, or forgets one, is not passed."""
-    monkeypatch.setattr("collectives.table.no_twins", lambda *_: None)
+    monkeypatch.setattr("collectives.tables.table.no_twins", lambda *_: None)
     _, wrong = judge([saved(everything())], 500, seed=1)
     assert {line.partition(":")[0] for line in wrong} >= {"twice"}

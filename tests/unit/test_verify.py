@@ -4,13 +4,13 @@ from fractions import Fraction
 
 import pytest
 
-from collectives import rendezvous
 from collectives.algorithms import Algorithm, every, find, registry
 from collectives.contract import contract
 from collectives.draw import exchange
 from collectives.nest import name, shape
-from collectives.proofs import prove
-from collectives.reference import Wrong, check
+from collectives.proof import rendezvous
+from collectives.proof.reference import Wrong, check
+from collectives.proof.sweep import prove
 from collectives.schedule import (
     DATA,
     INPUT,

@@ -31,11 +31,11 @@ from typing import Any
 
 import msgspec
 
-from collectives.advice import BucketAdvice, Measured
-from collectives.conditions import Conditions, Finding
 from collectives.errors import TableError
 from collectives.settings import refused
-from collectives.table import SCHEMA, LinkCost, Place, Rule, RunnerUp, Table, load, parse
+from collectives.tables.advice import BucketAdvice, Measured
+from collectives.tables.conditions import Conditions, Finding
+from collectives.tables.table import SCHEMA, LinkCost, Place, Rule, RunnerUp, Table, load, parse
 
 SECONDS = 30.0
 PLACE = re.compile(

@@ -7,9 +7,9 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from collectives.kinship import EXACT, kinship
 from collectives.selection import Table, difference, load
 from collectives.settings import refused
+from collectives.tables.kinship import EXACT, kinship
 from tuner import launch, terminal, units
 from tuner.commands.common import UsageError, complain, enter_ranks, note, print_json
 from tuner.moved import DEFAULT, RUNNER_UP, Finding

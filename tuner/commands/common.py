@@ -9,10 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from collectives import dtypes, table
+from collectives import dtypes
 from collectives.errors import LaunchError
-from collectives.mpi_peers import end_job
+from collectives.ranks.mpi_peers import end_job
 from collectives.says import quiet
+from collectives.tables import table
 from tuner import hosts, launch, units
 from tuner.terminal import BAD, show
 

@@ -3,8 +3,8 @@
 import argparse
 from dataclasses import asdict
 
-from collectives import records
-from collectives.report import jobs, report
+from collectives.flight import records
+from collectives.flight.report import jobs, report
 from tuner import checks, launch
 from tuner.commands.common import add_json, add_ranks, enter_ranks, note, print_json
 from tuner.terminal import BAD, GOOD, show

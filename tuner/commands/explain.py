@@ -11,7 +11,7 @@ import msgspec
 from collectives.contract import REDUCING
 from collectives.selection import Choice, Table, choose, load, parse_overrides
 from collectives.sizes import parse_size
-from collectives.table import ORDINARY, STORAGES
+from collectives.tables.table import ORDINARY, STORAGES
 from tuner import units
 from tuner.commands.common import (
     UsageError,

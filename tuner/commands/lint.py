@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from collectives.conditions import OBJECTIVES, PRECISIONS
 from collectives.errors import TableError
 from collectives.selection import Table, load
 from collectives.settings import files, refused
-from collectives.table import (
+from collectives.tables.conditions import OBJECTIVES, PRECISIONS
+from collectives.tables.table import (
     ANY,
     COLLECTIVES,
     DTYPE_CLASS,

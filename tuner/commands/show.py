@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from collectives.conditions import DRIFTED, Conditions, Finding
 from collectives.selection import Table, load
-from collectives.table import GPU, SYMMETRIC, Rule
+from collectives.tables.conditions import DRIFTED, Conditions, Finding
+from collectives.tables.table import GPU, SYMMETRIC, Rule
 from tuner import terminal, units
 from tuner.commands.common import UsageError, add_json, note, picture, print_json, value
 from tuner.space import Candidate

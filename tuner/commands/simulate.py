@@ -13,8 +13,8 @@ from typing import Any
 
 from collectives import contract
 from collectives.errors import UnsupportedError
-from collectives.foresee import Foreseen, Foresight
-from collectives.network import TYPICAL, Network, load, of_links
+from collectives.foresight.foresee import Foreseen, Foresight
+from collectives.foresight.network import TYPICAL, Network, load, of_links
 from tuner import units
 from tuner.commands.common import UsageError, add_json, add_sizes, note, picture, print_json, value
 from tuner.progress import progress

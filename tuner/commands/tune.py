@@ -13,7 +13,7 @@ import msgspec
 
 from collectives.errors import TableError
 from collectives.selection import Table, load
-from collectives.table import GPU
+from collectives.tables.table import GPU
 from tuner import asked, units
 from tuner.commands.common import (
     UsageError,

@@ -10,8 +10,8 @@ from textwrap import indent
 from typing import Any
 
 from collectives import contract, nest
-from collectives.mutants import mutants
-from collectives.proofs import EVERY_SHAPE, cases, prove
+from collectives.proof.mutants import mutants
+from collectives.proof.sweep import EVERY_SHAPE, cases, prove
 from tuner import terminal, units
 from tuner.commands.common import UsageError, add_json, note, positive, print_json, value
 from tuner.progress import progress

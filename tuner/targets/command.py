@@ -8,7 +8,7 @@ from pathlib import Path
 from collectives import __version__
 from collectives.errors import CollectiveError, TableError
 from collectives.selection import load
-from collectives.table import Table
+from collectives.tables.table import Table
 from tuner.commands.common import UsageError
 from tuner.contenders import native_lacks
 from tuner.targets import TARGETS, Target

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from collectives.errors import LaunchError
-from collectives.table import Table
+from collectives.tables.table import Table
 from tuner import launch
 from tuner.space import Candidate
 from tuner.targets.target import DEFAULT, Target, intervals, libmpi, ranks_of, tool, tuned

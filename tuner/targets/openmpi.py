@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from collectives.errors import LaunchError
-from collectives.table import Rule, Table
+from collectives.tables.table import Rule, Table
 from tuner import launch
 from tuner.space import Candidate, candidate
 from tuner.targets.target import DEFAULT, Target, intervals, ranks_of, tool, tuned

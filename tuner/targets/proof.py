@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from collectives.table import Rule
+from collectives.tables.table import Rule
 from tuner.space import Candidate, candidate
 from tuner.statistics import Interval, ratio_interval
 from tuner.targets.relaunch import Fault, Request, Rounds

@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import median
 from time import monotonic
 
-from collectives.table import Place, Table
+from collectives.tables.table import Place, Table
 from collectives.topology import mpi_library, processor
 from tuner.decision import Measured
 from tuner.rules import rules_of

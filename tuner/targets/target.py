@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from collectives.errors import LaunchError
-from collectives.table import Rule, Table
+from collectives.tables.table import Rule, Table
 from tuner import launch
 from tuner.space import Candidate
 

@@ -15,8 +15,8 @@ import msgspec
 from msgspec.structs import replace
 
 from collectives.errors import TableError
-from collectives.strict import no_twins
-from collectives.table import Amount, LinkCost, Ranks
+from collectives.tables.strict import no_twins
+from collectives.tables.table import Amount, LinkCost, Ranks
 
 SCHEMA = 1
 MOST_RANKS = 1 << 20

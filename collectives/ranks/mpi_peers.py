@@ -13,7 +13,7 @@ from threading import get_ident
 from typing import Any
 
 from collectives.errors import CollectiveTimeout
-from collectives.peers import Peers
+from collectives.ranks.peers import Peers
 from collectives.says import say
 
 LOOK_SECONDS = 0.05  # between two looks at whether those that are waited for can come

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from collectives.network import MIB, MPI, SHARED_MEMORY, Network
+from collectives.foresight.network import MIB, MPI, SHARED_MEMORY, Network
 
 PORT, INTERFACE, TORUS, LEVEL = range(4)  # kinds of resources, by what they cost; LEVEL + i is the tree's i-th level
 PROCESSOR, OUT, IN = range(3)  # of a rank, in the order of their numbers

@@ -22,8 +22,8 @@ from pathlib import Path
 from collectives.folders import private
 from collectives.native import layout as st
 from collectives.native.window import SharedWindow
-from collectives.peers import Peers
-from collectives.store_peers import born, this_host
+from collectives.ranks.peers import Peers
+from collectives.ranks.store_peers import born, this_host
 
 FOLDER = "TREERING_RUN_DIR"
 SUFFIX = ".record"

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from collectives.algorithms import KERNEL_BYTES, SEGMENT_BYTES, SLOTS, Algorithm, every
-from collectives.choice import Choice, Sentence, Topology
 from collectives.errors import UnsupportedError
-from collectives.foresee import Foreseen, Foresight
+from collectives.foresight.foresee import Foreseen, Foresight
+from collectives.foresight.network import MPI, SHARED_MEMORY, of_links
+from collectives.foresight.traffic import STEP_BYTES
 from collectives.nest import Nest
-from collectives.network import MPI, SHARED_MEMORY, of_links
 from collectives.selection import FIXED_ORDER
-from collectives.table import LinkCost, Table
-from collectives.traffic import STEP_BYTES
+from collectives.tables.choice import Choice, Sentence, Topology
+from collectives.tables.table import LinkCost, Table
 
 SEGMENT = 1 << 16  # bytes: of the pipelines and the pieces that are looked at, beside plain rounds
 MOST_STEPS = 10_000  # of an algorithm, on all ranks that are simulated: about a second

@@ -11,8 +11,8 @@ from collectives.algorithms import names
 from collectives.contract import COLLECTIVES
 from collectives.dtypes import DTYPES, OPS
 from collectives.errors import CollectiveError, CollectiveTimeout, MismatchError, PeerLost
+from collectives.flight.sites import site_named
 from collectives.native import layout as st
-from collectives.sites import site_named
 
 if TYPE_CHECKING:
     from collectives.channel import Channel

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from collectives.flight.report import report
 from collectives.native import layout as st
-from collectives.report import report
 from collectives.says import say
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def note(channel: "Channel", error: BaseException) -> None:
 
 def of_this_process(history: bool = False) -> str:
     """What this process's communicators are at, on all ranks of the node."""
-    from collectives.exits import channels
+    from collectives.ranks.exits import channels
 
     records = [channel.endpoint.record for channel in channels()]
     return report([there for each in records if each and (there := each.snapshot()) is not None], history=history)
@@ -82,7 +82,7 @@ def library_of(address: int) -> str:
 
 
 def on_signal(_number: int, _frame: Any) -> None:
-    from collectives.exits import channels
+    from collectives.ranks.exits import channels
 
     with_boards = [channel for channel in channels() if channel.endpoint.record is not None]
     if not with_boards:

@@ -30,8 +30,8 @@ def watch() -> None:
 
 
 def in_child() -> None:
-    from collectives import exits
     from collectives.engine import ENGINE
+    from collectives.ranks import exits
 
     pid = os.getpid()
     why = f"process {pid} was forked from {os.getppid()}, a rank, which alone may use this communicator; {FORK}"

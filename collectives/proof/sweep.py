@@ -10,7 +10,7 @@ from collectives import draw, nest
 from collectives.algorithms import SEGMENT_BYTES, SLOTS, Algorithm, every, find, names
 from collectives.contract import ROOTED, Contract, contract
 from collectives.nest import Nest, shape
-from collectives.rendezvous import Fault
+from collectives.proof.rendezvous import Fault
 from collectives.schedule import Schedule
 from collectives.verify import Report, check_cells, verify
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from collectives.algorithms import KERNEL_BYTES, SEGMENT_BYTES, SLOTS, find
-from collectives.fabric import Costs
-from collectives.network import MPI, Network
+from collectives.foresight.fabric import Costs
+from collectives.foresight.network import MPI, Network
+from collectives.foresight.traffic import Traffic, traffic
 from collectives.simulate import Simulated, simulate
-from collectives.traffic import Traffic, traffic
 
 KERNELS = {"one_shot": "one-shot", "two_shot": "staged", "direct": "staged", "single_copy": "single-copy"}
 # Algorithms of which a node kernel does the work where all ranks share a node: the class of links that it is.

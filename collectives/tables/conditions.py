@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from collectives.advice import Name
+from collectives.tables.advice import Name
 
 OBJECTIVES = MEDIAN, P95 = "median", "p95"  # what of a candidate's times counts
 PRECISIONS = ("fast", "accurate")

@@ -1,4 +1,4 @@
-"""The way out. A job with a rank that has failed must end, and MPI's finalisation would wait for that rank for ever."""
+"""How ranks leave: a job with a failed rank must end, and MPI's finalisation would wait for that rank for ever."""
 
 import atexit
 import os
@@ -6,7 +6,8 @@ import sys
 from functools import cache
 from typing import TYPE_CHECKING
 
-from collectives import forks, recorder
+from collectives.flight import recorder
+from collectives.ranks import forks
 from collectives.says import say
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 from typing import Protocol
 
-from collectives.table import Place, Table
+from collectives.tables.table import Place, Table
 
 EXACT, NEAR = "exact", "near"
 FARTHEST = 1.0  # of nodes, and of ranks per node: the logarithm to base 2 of how many times as many

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from collectives import layout as at
-from collectives.diagnosis import BARRIER, NO_OP, STATUS, fields
+from collectives.flight.diagnosis import BARRIER, NO_OP, STATUS, fields
+from collectives.flight.records import MONOTONIC_NS, WALL_NS, Snapshot, lives
 from collectives.native import layout as st
-from collectives.records import MONOTONIC_NS, WALL_NS, Snapshot, lives
 
 SHOWN_CALLS = 5  # of the common history
 ACTS = {at.SEND: "sending to", at.RECV: "receiving from"}

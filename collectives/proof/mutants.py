@@ -7,10 +7,10 @@ from typing import NamedTuple
 from collectives import nest
 from collectives.algorithms import Algorithm, every
 from collectives.contract import ROOTED, Contract, contract
-from collectives.mutate import edited, mutate
 from collectives.nest import shape
-from collectives.proofs import settings
-from collectives.reference import Wrong, check
+from collectives.proof.mutate import edited, mutate
+from collectives.proof.reference import Wrong, check
+from collectives.proof.sweep import settings
 from collectives.schedule import Schedule
 from collectives.verify import Fault, verify
 

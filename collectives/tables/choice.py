@@ -6,8 +6,8 @@ from typing import Any, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from collectives.kinship import EXACT
-from collectives.table import Place, Rule, RunnerUp, Table, Value
+from collectives.tables.kinship import EXACT
+from collectives.tables.table import Place, Rule, RunnerUp, Table, Value
 
 NATIVE = "native"  # the MPI library's own collective, as an algorithm's name
 

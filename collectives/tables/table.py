@@ -20,12 +20,12 @@ from typing import Annotated
 
 import msgspec
 
-from collectives.advice import BucketAdvice, Name
-from collectives.advice import Value as Value
-from collectives.conditions import Conditions
-from collectives.conditions import wrong as wrong_conditions
 from collectives.errors import TableError
-from collectives.strict import MEND, no_twins
+from collectives.tables.advice import BucketAdvice, Name
+from collectives.tables.advice import Value as Value
+from collectives.tables.conditions import Conditions
+from collectives.tables.conditions import wrong as wrong_conditions
+from collectives.tables.strict import MEND, no_twins
 
 SCHEMA = 1
 LONGEST_FILE = 64 << 20  # bytes; a table has some kilobytes, and no device or log should be read as one

@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import Any
 
 from collectives.errors import LaunchError, UnsupportedError
-from collectives.forks import FORK, forked
-from collectives.mpi_peers import MpiPeers
-from collectives.peers import Peers
+from collectives.ranks.forks import FORK, forked
+from collectives.ranks.mpi_peers import MpiPeers
+from collectives.ranks.peers import Peers
 
 STORE = "or make it of a store, as Communicator.from_store and treering's DDP hook do for the ranks of one node"
 

@@ -12,8 +12,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from collectives.errors import UnsupportedError
-from collectives.fabric import Fabric, Route, alike, blocks
-from collectives.network import MPI, Network
+from collectives.foresight.fabric import Fabric, Route, alike, blocks
+from collectives.foresight.network import MPI, Network
 from collectives.schedule import COPY, RECV_REDUCE, SEND, Lane, Schedule, Span, Step
 
 Emit = Callable[[int], Schedule]  # a rank's schedule

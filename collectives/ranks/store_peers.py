@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import msgspec
 
 from collectives.errors import CollectiveTimeout, LaunchError, MismatchError, PeerLost, UnsupportedError
-from collectives.peers import Peers
+from collectives.ranks.peers import Peers
 
 PAUSES = 0.0005, 0.005  # seconds between two looks at the store, at first and in the end
 LOOK_SECONDS = 0.2  # between two looks at the processes that are waited for
