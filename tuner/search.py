@@ -8,6 +8,8 @@ Rank 0 alone runs this; `measure.Session` carries its decisions to the others. F
              well enough or the time is up; whoever is worse beyond the noise drops out.
     decide   the default stays unless another is faster by a rank test corrected for the number of candidates; of those
              that cannot be told apart, one that serves the neighbouring sizes too, then the simplest.
+    refine   sizes between two winners race, until the border is known.
+    confirm  winners are timed once more beside the default, and must be faster again.
 """
 
 import math
@@ -16,7 +18,7 @@ import random
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from collectives.dtypes import ITEMSIZE
@@ -26,6 +28,7 @@ from collectives.tables.conditions import Finding
 from collectives.tables.table import SYMMETRIC
 from tuner import units
 from tuner.clock import Clock
+from tuner.confirm import confirm
 from tuner.decision import FASTEST, Constraints, Measured, decide
 from tuner.drift import Watch
 from tuner.guidelines import check_compositions, check_measured
@@ -139,6 +142,7 @@ class Search:
     watch: Watch | None = None
     free: Callable[[int], Space] | None = None  # of a size, with what the conditions leave out
     ended: str | None = None  # why, where measuring ended early
+    given_way: list[Measured] = field(default_factory=list)  # whose winner was not confirmed
 
     def run(self, sizes: Sequence[Measured], studies: Sequence[Study]) -> str | None:
         """Fills in what is measured. Returns why it ended early, if it did."""
@@ -281,6 +285,15 @@ class Search:
             self._report(f"racing {units.size(size.nbytes)}, between two winners")
 
         self._stage(lambda: refine(sizes, new, between, clock, ITEMSIZE[self.dtype]))
+
+    def confirm(self, sizes: Sequence[Measured], clock: Clock) -> None:
+        """Has winners prove themselves once more; those that do not are replaced by the default."""
+
+        def again(size: Measured, candidates: Sequence[Candidate], blocks: int) -> Outcome:
+            self._report(f"confirming {units.size(size.nbytes)}")
+            return self._measure(size, candidates, blocks, "confirm")
+
+        self._stage(lambda: self.given_way.extend(confirm(sizes, again, clock)))
 
     def check(self, sizes: Sequence[Measured], made: Callable[[int], list[Candidate]]) -> tuple[list[Finding], int]:
         """Guidelines that do not hold, and at how many sizes compositions, made(nbytes), were measured."""

@@ -21,7 +21,7 @@ from tuner.seeding import Seeds
 from tuner.space import Candidate, candidate, space
 
 SHARED_TIME = 0.15  # of the budget, for symmetric memory
-REFINING = 0.6  # of what the race leaves; guidelines have the rest
+REFINING, CONFIRMING = 0.5, 0.5  # of what the race leaves, and of the rest; guidelines have what is left then
 
 
 @dataclass
@@ -34,6 +34,7 @@ class Found:
     checked: int  # sizes at which compositions were timed
     watch: Watch
     seeds: Seeds
+    given_way: list[Measured]  # whose winner was not faster when it was timed once more
     ended: str | None  # why, where it ended early
 
 
@@ -66,6 +67,7 @@ def run(
     search.watch = Watch(Measured(reference, serves(reference), baseline=False, asked=asked), search.watching)
     search.run(sizes, studies)
     search.refine(sizes, search.clock.part(REFINING))
+    search.confirm(sizes, search.clock.part(CONFIRMING))
 
     def made(nbytes: int) -> list[Candidate]:
         def part(collective: str) -> Candidate:
@@ -79,8 +81,9 @@ def run(
     search.clock = Clock(args.budget * SHARED_TIME)
     raced = any(size.race for size in sizes)
     shared = search.run_symmetric(asked_for) if shares and raced and search.ended is None else []
-    search.refine(shared, search.clock)
-    return Found(sizes, shared, findings, checked, search.watch, seeds, search.ended)
+    search.refine(shared, search.clock.part(1 - CONFIRMING / 2))
+    search.confirm(shared, search.clock)
+    return Found(sizes, shared, findings, checked, search.watch, seeds, search.given_way, search.ended)
 
 
 def one_pass_serves(comm: Any, collective: str) -> bool:

@@ -14,7 +14,7 @@ import msgspec
 from collectives.errors import TableError
 from collectives.selection import Table, load
 from collectives.tables.table import GPU
-from tuner import asked, units
+from tuner import asked, confirm, units
 from tuner.commands.common import (
     UsageError,
     add_call,
@@ -310,7 +310,8 @@ def lead(args: argparse.Namespace, session: Any) -> int:
     for finding in found.findings if args.json else ():  # else they have been shown
         note(f"guideline: {finding_told(finding)}")
     for said in filter(None, (
-        str(found.watch), asked.price_told(measured) if args.deterministic else "", found.seeds.saved(measured),
+        str(found.watch), confirm.told(found.given_way), asked.price_told(measured) if args.deterministic else "",
+        found.seeds.saved(measured),
     )):  # fmt: skip
         note(said)
     trials = sum(len(size.ratios) for size in sizes)
