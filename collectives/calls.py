@@ -22,7 +22,11 @@ from collectives.staging import Packed, Widened
 from collectives.tables.table import ORDINARY, STORAGES, SYMMETRIC
 
 ORDERS, PRECISIONS = (None, "fixed"), (None, "fast", "accurate")
-PLANNED = ("allreduce", "reduce_scatter", "allgather", "broadcast", "reduce", "gather", "scatter", "alltoall")
+PLANNED = {  # what a plan may be of: what its method takes beside x, by position
+    "allreduce": ("out", "op"), "reduce_scatter": ("out", "op"), "allgather": ("out",), "broadcast": ("root",),
+    "reduce": ("root", "out", "op"), "gather": ("out", "root", "count"), "scatter": ("out", "root", "count"),
+    "alltoall": ("out", "send_counts", "recv_counts"),
+}  # fmt: skip
 
 __all__ = ["Calls", "Options", "Prepared"]
 
@@ -95,23 +99,9 @@ class Calls:
         """What serves on either kind of storage: all ranks choose alike, whatever memory each of them has."""
         return Choices(*(self.choose(collective, count, dtype, op, options, storage=kind) for kind in STORAGES))
 
-    def prepare(self, collective: str, x: Any, *args: Any, **how: Any) -> Prepared:
-        """The call of the method of this name."""
-        if collective not in PLANNED:
-            raise ValueError(f"{collective!r} cannot be planned; there are {', '.join(PLANNED)}")
-        if isinstance(x, list | tuple):
-            raise UnsupportedError(f"a plan is for one array; a list is served by comm.{collective}")
-        arguments = {
-            "allreduce": ("out", "op"), "reduce_scatter": ("out", "op"), "allgather": ("out",),
-            "broadcast": ("root",), "reduce": ("root", "out", "op"), "gather": ("out", "root", "count"),
-            "scatter": ("out", "root", "count"), "alltoall": ("out", "send_counts", "recv_counts"),
-        }[collective]  # fmt: skip
-        if len(args) > len(arguments) or any(name in how for name in arguments[: len(args)]):
-            raise TypeError(f"{collective} takes x, {', '.join(arguments)} and keywords, each once")
-        defaults: dict[str, Any] = {"op": "sum", "root": 0}
-        given = dict(zip(arguments, args, strict=False))
-        passed = [given.get(name, how.pop(name, defaults.get(name))) for name in arguments]
-        found: Prepared = getattr(self, collective)(x, *passed, Options.of(how))
+    def prepare(self, collective: str, x: Any, arguments: Mapping[str, Any], options: Options) -> Prepared:
+        """The call of the method of this name. arguments: what `planned` has found."""
+        found: Prepared = getattr(self, collective)(x, *arguments.values(), options)
         return found
 
     # ------------------------------------------------------------ one collective each
@@ -321,6 +311,20 @@ class Calls:
     def _check_root(self, root: int) -> None:
         if not 0 <= index(root) < self.size:
             raise ValueError(f"root {root!r} is not one of {self.size} ranks, 0 to {self.size - 1}")
+
+
+def planned(collective: str, x: Any, args: Sequence[Any], how: dict[str, Any]) -> dict[str, Any]:
+    """What a plan's caller passes beside x, by its name and in the method's order; taken out of `how`."""
+    if collective not in PLANNED:
+        raise ValueError(f"{collective!r} cannot be planned; there are {', '.join(PLANNED)}")
+    if isinstance(x, list | tuple):
+        raise UnsupportedError(f"a plan is for one array; a list is served by comm.{collective}")
+    names = PLANNED[collective]
+    if len(args) > len(names) or any(name in how for name in names[: len(args)]):
+        raise TypeError(f"{collective} takes x, {', '.join(names)} and keywords, each once")
+    defaults: dict[str, Any] = {"op": "sum", "root": 0}
+    given = dict(zip(names, args, strict=False))
+    return {name: given.get(name, how.pop(name, defaults.get(name))) for name in names}
 
 
 def both(first: Callable[[], None], second: Callable[[], None]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from collectives import timeline
 from collectives.algorithms import names
-from collectives.calls import Calls, Options, Prepared
+from collectives.calls import Calls, Options, Prepared, planned
 from collectives.channel import Channel
 from collectives.cuda.views import on_device
 from collectives.dtypes import DTYPES, ITEMSIZE, check
@@ -17,7 +17,7 @@ from collectives.engine import ENGINE, Work
 from collectives.errors import UnsupportedError
 from collectives.extents import chunk_offsets
 from collectives.flight.diagnosis import NO_OP
-from collectives.handles import Persistent, Several
+from collectives.handles import Persistent, Plan, Several
 from collectives.methods import Methods
 from collectives.native.library import library
 from collectives.plans import Plans
@@ -163,7 +163,7 @@ class Communicator(Methods):
         self._check_open()
         if on_device(x) or on_device(out):
             how = {"algorithm": algorithm, "order": order, "precision": precision, "native": native, **params}
-            return self._on_device("allreduce", x, out, op, 0, how, blocking, timeout)
+            return self._on_device("allreduce", x, out, how, blocking, timeout, op)
         if native:
             self._last = Choice(NATIVE, {}, source="argument", why="the call asks for the MPI library's own")
             return self._native(x, out, op, blocking)
@@ -182,14 +182,17 @@ class Communicator(Methods):
             self._repeats.remember((x.dtype, x.numel(), op), prepared)
         return self._go(prepared, blocking, timeout)
 
-    def plan(self, collective: str, x: Any, *args: Any, **how: Any) -> Persistent:
+    def plan(self, collective: str, x: Any, *args: Any, **how: Any) -> Plan:
         """A call to be made often on the same memory: `plan()` runs it and returns what the method would.
 
         Arguments are those of the method called `collective`. ValueError for another one, UnsupportedError for memory
         that is not contiguous, lists and halves widened for accuracy: the methods serve those.
         """
         self._check_open()
-        prepared = self._calls.prepare(collective, x, *args, **how)
+        arguments = planned(collective, x, args, how)
+        if on_device(x) or on_device(arguments.get("out")):
+            return self._device().plan(collective, x, arguments, Options.of(how))
+        prepared = self._calls.prepare(collective, x, arguments, Options.of(how))
         if prepared.finish is not None or prepared.copied:
             why = f"a plan works on contiguous memory as it is, so this {collective} needs the method comm.{collective}"
             raise UnsupportedError(why)
@@ -272,15 +275,18 @@ class Communicator(Methods):
         return self._gpu
 
     def _on_device(
-        self, collective: str, x: Any, out: Any, op: str, root: int, how: dict[str, Any], blocking: bool, timeout: Any
-    ) -> Any:
+        self, collective: str, x: Any, out: Any, how: dict[str, Any], blocking: bool, timeout: Any, op: str = NO_OP,
+        root: int = 0, count: int | None = None,
+    ) -> Any:  # fmt: skip
+        from collectives.cuda.device import DeviceCall
+
         if how.pop("native", False):
             raise UnsupportedError("native=True is for memory of the host; leave it out")
         limit, gpu = None if timeout is None else seconds(timeout, "timeout"), self._device()
         options = Options.of(how)
         if not isinstance(x, list | tuple):
-            return gpu.call(collective, x, out, op, root, options, blocking, limit)
-        works = [gpu.call(collective, each, None, op, root, options, blocking, limit) for each in x]
+            return gpu.call(DeviceCall(collective, x, out, op, root, options, count), blocking, limit)
+        works = [gpu.call(DeviceCall(collective, each, None, op, root, options), blocking, limit) for each in x]
         return x if blocking else Several(works, x)
 
     def _submit(self, prepared: Prepared, timeout: float | None) -> Work:
@@ -303,7 +309,7 @@ class Communicator(Methods):
         self._check_open()
         if on_device(args[0]) or on_device(args[1]):
             x, out, op = (*args, NO_OP)[:3]
-            return self._on_device(collective, x, out, op, 0, how, blocking, timeout)
+            return self._on_device(collective, x, out, how, blocking, timeout, op)
         prepared = getattr(self._calls, collective)(*args, Options.of(how))
         if plain:
             self._repeats.keep(prepared, collective, *args)

@@ -1,11 +1,22 @@
 """What a caller may hold of calls: a plan, which runs one again and again, and works that belong together."""
 
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from collectives.channel import Channel
 from collectives.engine import ENGINE, Prepared, Work
 from collectives.selection import Choice
+
+
+class Plan(Protocol):
+    """A call to be made often. `plan()` makes it; `result` is what it returns, `choice` says what it runs."""
+
+    result: Any
+
+    @property
+    def choice(self) -> Any: ...
+
+    def __call__(self) -> Any: ...
 
 
 class Persistent:

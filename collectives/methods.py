@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from collectives.calls import Calls, Options
-from collectives.cuda.views import on_device
+from collectives.cuda.views import no_counts, on_device
 from collectives.engine import Prepared
 from collectives.flight.diagnosis import NO_OP
 
@@ -47,7 +47,7 @@ class Methods(ABC):
         """Copy root's x to every rank's x; returns x."""
         self._check_open()
         if on_device(x):
-            return self._on_device("broadcast", x, None, NO_OP, root, how, blocking, timeout)
+            return self._on_device("broadcast", x, None, how, blocking, timeout, root=root)
         return self._go(self._calls.broadcast(x, root, Options.of(how)), blocking, timeout)
 
     def reduce(
@@ -67,7 +67,7 @@ class Methods(ABC):
         """
         self._check_open()
         if on_device(x) or on_device(out):
-            return self._on_device("reduce", x, out, op, root, how, blocking, timeout)
+            return self._on_device("reduce", x, out, how, blocking, timeout, op, root)
         return self._go(self._calls.reduce(x, root, out, op, Options.of(how)), blocking, timeout)
 
     def gather(
@@ -87,6 +87,8 @@ class Methods(ABC):
         elsewhere. count: n, the same on all ranks, where chunks differ in length (default: size times x's elements).
         """
         self._check_open()
+        if on_device(x):
+            return self._on_device("gather", x, out, how, blocking, timeout, root=root, count=count)
         return self._go(self._calls.gather(x, out, root, count, Options.of(how)), blocking, timeout)
 
     def scatter(
@@ -107,6 +109,8 @@ class Methods(ABC):
         elements, and on root x's).
         """
         self._check_open()
+        if on_device(x) or on_device(out):
+            return self._on_device("scatter", x, out, how, blocking, timeout, root=root, count=count)
         return self._go(self._calls.scatter(x, out, root, count, Options.of(how)), blocking, timeout)
 
     def alltoall(
@@ -130,6 +134,9 @@ class Methods(ABC):
         ValueError for counts that do not fit x or out, MismatchError where ranks disagree on what one sends another.
         """
         self._check_open()
+        if on_device(x) or on_device(out):
+            no_counts(send_counts, recv_counts)
+            return self._on_device("alltoall", x, out, how, blocking, timeout)
         prepared = self._calls.alltoall(x, out, send_counts, recv_counts, Options.of(how))
         return self._go(prepared, blocking, timeout)
 
@@ -149,5 +156,6 @@ class Methods(ABC):
 
     @abstractmethod
     def _on_device(
-        self, collective: str, x: Any, out: Any, op: str, root: int, how: dict[str, Any], blocking: bool, timeout: Any
-    ) -> Any: ...
+        self, collective: str, x: Any, out: Any, how: dict[str, Any], blocking: bool, timeout: Any, op: str = NO_OP,
+        root: int = 0, count: int | None = None,
+    ) -> Any: ...  # fmt: skip

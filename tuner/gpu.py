@@ -7,10 +7,12 @@ communicator knows its device, and a call that the host has waited for is timed 
 import random
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from collectives import chunk
 from collectives.cuda.choice import candidates
 from collectives.dtypes import ITEMSIZE
 from collectives.errors import UnsupportedError
@@ -53,11 +55,8 @@ def measure(
     comm: "Communicator", arrays: Arrays, collective: str, nbytes: int, *, dtype: str = "float32", turns: int = 5
 ) -> dict[Candidate, float]:
     """Microseconds of each candidate for `nbytes`, the median of the slowest rank's. Collective."""
-    if collective not in ("allreduce", "broadcast"):
-        raise UnsupportedError(f"{collective} on GPUs is not tuned: allreduce and broadcast are")
-    x = arrays(max(1, nbytes // ITEMSIZE[dtype]))
-    call = getattr(comm, collective)
-    call(x, blocking=False).wait()  # the first call finds what paths there are
+    call = call_of(comm, arrays, collective, max(1, nbytes // ITEMSIZE[dtype]))
+    call(blocking=False).wait()  # the first call finds what paths there are
     paths = comm._device().paths
     found = candidates(collective, nbytes, comm.size, paths)
     there = [Candidate(name, tuple(sorted(params.items()))) for name, params in found]
@@ -68,7 +67,7 @@ def measure(
         for each in there:
             comm.barrier()
             began = time.perf_counter()
-            work = call(x, blocking=False, algorithm=each.algorithm, **each.params)
+            work = call(blocking=False, algorithm=each.algorithm, **each.params)
             while not work.done():
                 pass
             if turn:  # the first loads kernels
@@ -76,6 +75,25 @@ def measure(
     mine = [int(1e3 * sorted(times[each])[turns // 2]) for each in sorted(times, key=str)]
     slowest = [max(said) / 1e3 for said in zip(*comm._group.comm.words(*mine), strict=True)]
     return dict(zip(sorted(times, key=str), slowest, strict=True))
+
+
+def call_of(comm: "Communicator", arrays: Arrays, collective: str, count: int) -> Callable[..., Any]:
+    """The collective on arrays of its own, for a message of so many elements; root is rank 0."""
+    part, root = len(range(count)[chunk(count, comm.size, comm.rank)]), comm.rank == 0
+    match collective:
+        case "allreduce" | "reduce" | "broadcast":
+            return partial(getattr(comm, collective), arrays(count))
+        case "reduce_scatter":
+            return partial(comm.reduce_scatter, arrays(count), arrays(part))
+        case "allgather":
+            return partial(comm.allgather, arrays(part), arrays(count))
+        case "gather":
+            return partial(comm.gather, arrays(part), arrays(count) if root else None, count=count)
+        case "scatter":
+            return partial(comm.scatter, arrays(count) if root else None, arrays(part), count=count)
+        case "alltoall":
+            return partial(comm.alltoall, arrays(count), arrays(comm.size * part))
+    raise UnsupportedError(f"{collective} on GPUs is not tuned")
 
 
 def place_of_gpu(comm: "Communicator") -> Place:

@@ -10,9 +10,9 @@ from collectives.errors import UnsupportedError
 
 IPC, STAGED, AWARE = PATHS = ("cuda-ipc", "staged", "cuda-aware")
 ONE_SHOT, TWO_SHOT, DIRECT = "one_shot", "two_shot", "direct"
-KERNELS = {  # by hand, of each collective; they fold all ranks in order, once
+KERNELS: dict[str, tuple[str, ...]] = {  # by hand, of each collective; they fold all ranks in order, once
     "allreduce": (ONE_SHOT, TWO_SHOT), "reduce_scatter": (DIRECT,), "allgather": (DIRECT,), "broadcast": (DIRECT,),
-    "reduce": (DIRECT,),
+    "reduce": (DIRECT,), "gather": (), "scatter": (), "alltoall": (),
 }  # fmt: skip
 LARGEST_ONE_SHOT = 256 << 10  # bytes of all ranks together, by default
 BLOCKS, THREADS, CHUNK_BYTES = (1, 4, 16, 32, 64), (128, 256, 512), (8 << 10, 32 << 10)
@@ -46,7 +46,7 @@ def default(collective: str, nbytes: int, ranks: int, path: str) -> tuple[str, s
     if path != IPC:
         return path, "ranks do not map each other's memory"
     if collective != "allreduce":
-        return DIRECT, "one kernel for all of it"
+        return DIRECT, "one kernel for all of it" if KERNELS[collective] else "every chunk by itself, in one round"
     if nbytes * ranks <= LARGEST_ONE_SHOT:
         return ONE_SHOT, "one meeting of all ranks, for a short message"
     return TWO_SHOT, "the fewest bytes, and two meetings a piece"
@@ -86,6 +86,8 @@ def choose(
 
 def parameters(collective: str, algorithm: str) -> tuple[str, dict[str, Any]]:
     """The path of an algorithm, and its parameters with their defaults. ValueError where it does not exist."""
+    if algorithm == AWARE and not KERNELS[collective]:
+        raise ValueError(f"{collective} is not made of messages of device memory; {DIRECT} and {STAGED} serve")
     if algorithm in PATHS:
         return algorithm, dict(DEFAULTS.get(algorithm, {}))
     if algorithm in KERNELS[collective]:
@@ -140,10 +142,11 @@ def candidates(
         for piece in PIECE_BYTES:
             for slots in SLOTS if nbytes > piece else SLOTS[:1]:
                 yield STAGED, {"piece_bytes": piece, "slots": slots}
-    if AWARE in paths:
+    if AWARE in paths and KERNELS[collective]:
         yield AWARE, {}
 
 
 def known(collective: str) -> tuple[str, ...]:
     """The names that `algorithm=` takes for arrays on a GPU."""
-    return tuple(dict.fromkeys((*KERNELS[collective], *names(collective), STAGED, AWARE)))
+    aware = (AWARE,) * bool(KERNELS[collective])
+    return tuple(dict.fromkeys((*KERNELS[collective], *names(collective), STAGED, *aware)))

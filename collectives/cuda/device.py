@@ -8,11 +8,13 @@ returns.
 import ctypes
 import json
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from collectives.buffers import View
 from collectives.cuda import choice as choices
 from collectives.cuda import launcher
 from collectives.cuda import layout as at
@@ -21,16 +23,16 @@ from collectives.cuda.choice import AWARE, IPC, KERNELS, STAGED, DeviceChoice
 from collectives.cuda.driver import Driver, driver
 from collectives.cuda.launcher import Request
 from collectives.cuda.memory import DeviceMemory, SymmetricMemory, attempt
+from collectives.cuda.requests import Requests
 from collectives.cuda.schedules import Schedules
 from collectives.cuda.source import ELEMENTS
 from collectives.cuda.staged import Staged
-from collectives.cuda.views import view
+from collectives.cuda.views import no_counts, view
 from collectives.cuda.window import Shape
 from collectives.cuda.work import DeviceWork
-from collectives.dtypes import HALVES, ITEMSIZE, check
+from collectives.dtypes import HALVES, ITEMSIZE
 from collectives.engine import ENGINE
 from collectives.errors import CollectiveError, CollectiveTimeout, CommunicatorBroken, UnsupportedError
-from collectives.extents import chunk_offsets
 from collectives.flight import diagnosis
 from collectives.native import layout as st
 from collectives.native.program import Program
@@ -43,6 +45,44 @@ if TYPE_CHECKING:
     from collectives.tables.table import Rule
 
 MOST_CALLS = 256  # whose agreement is kept
+
+
+@dataclass(frozen=True)
+class DeviceCall:
+    """What a caller asks for. count: of the whole message, where callers may say it."""
+
+    collective: str
+    x: Any
+    out: Any
+    op: str
+    root: int
+    options: "Options"
+    count: int | None = None
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A call that can be made, again and again. x: the array whose library's stream it is ordered on."""
+
+    request: Request
+    choice: DeviceChoice
+    options: "Options"
+    result: Any
+    x: Any
+
+
+class DevicePlan:
+    """A call on a GPU's memory with everything settled that can be. `plan()` queues it; `choice` says what it runs."""
+
+    def __init__(self, gpu: "OnDevice", settled: Settled):
+        self._gpu, self._settled, self.result = gpu, settled, settled.result
+
+    @property
+    def choice(self) -> DeviceChoice:
+        return self._settled.choice
+
+    def __call__(self) -> Any:
+        return self._gpu.run(self._settled, blocking=True, timeout=None)
 
 
 class OnDevice:
@@ -125,39 +165,47 @@ class OnDevice:
             self._agreed[key] = self.plans.agreement(mark, waits=False)
 
     # ------------------------------------------------------------ calls
-    def call(
-        self,
-        collective: str,
-        x: Any,
-        out: Any,
-        op: str,
-        root: int,
-        options: "Options",
-        blocking: bool,
-        timeout: float | None,
-    ) -> Any:
+    def call(self, call: "DeviceCall", blocking: bool, timeout: float | None) -> Any:
         """Run a collective on device memory. What cannot be served is said on all ranks."""
+        return self.run(self.prepare(call), blocking, timeout)
+
+    def prepare(self, call: "DeviceCall") -> "Settled":
+        """Look at the call's memory, and choose what serves. The first call of a communicator is collective here."""
+        x = call.x if call.x is not None else call.out
         try:
             device = self._device_of(x)
-            request, result = self._request(collective, x, out, op, root)
+            requests = Requests(self.rank, self.size, self._view, driver().like)
+            request, result = requests.of(call.collective, call.x, call.out, call.op, call.root, call.count)
         except (TypeError, ValueError, BufferError, UnsupportedError) as error:
-            self._refuse(collective, error)
+            self._refuse(call.collective, error)
             raise
-        self.ready_for(collective, device)
+        self.ready_for(call.collective, device)
         try:
-            chosen = self._choose(request, options)
+            return Settled(request, self._choose(request, call.options), call.options, result, x)
         except (ValueError, UnsupportedError) as error:
-            self._refuse(collective, error)
+            self._refuse(call.collective, error)
             raise
+
+    def plan(self, collective: str, x: Any, arguments: Mapping[str, Any], options: "Options") -> DevicePlan:
+        """A call to be made often. arguments: what its method takes beside x, by name."""
+        no_counts(arguments.get("send_counts"), arguments.get("recv_counts"))
+        op, root = arguments.get("op", diagnosis.NO_OP), arguments.get("root", 0)
+        call = DeviceCall(collective, x, arguments.get("out"), op, root, options, arguments.get("count"))
+        return DevicePlan(self, self.prepare(call))
+
+    def run(self, settled: "Settled", blocking: bool, timeout: float | None) -> Any:
+        """Say what the call is, and make it."""
+        request, chosen = settled.request, settled.choice
         self.agree(
-            collective, request.dtype, op, root, request.count, f"{chosen.algorithm} {chosen.params}", diagnosis.DEVICE
-        )
+            request.collective, request.dtype, request.op, request.root, request.count,
+            f"{chosen.algorithm} {chosen.params}", diagnosis.DEVICE,
+        )  # fmt: skip
         self.last = chosen
         if chosen.path == STAGED:
-            return self._through_the_host(request, chosen, options, result, x, blocking, timeout)
+            return self._through_the_host(settled, blocking, timeout)
         if chosen.path == AWARE:
-            return self._by_messages(request, chosen, result, x, blocking, timeout)
-        return self._launch(request, chosen, result, x, blocking, timeout)
+            return self._by_messages(settled, blocking, timeout)
+        return self._launch(settled, blocking, timeout)
 
     def ready_for(self, collective: str, device: int) -> None:
         """As `ready`, once all ranks are seen to come with device memory."""
@@ -178,43 +226,9 @@ class OnDevice:
             return int(torch_device)
         return driver().owner(x.__cuda_array_interface__["data"][0]).device
 
-    def _view(self, x: Any, name: str = "x", writes: bool = False) -> Any:
+    def _view(self, x: Any, name: str, writes: bool) -> View:
         known = self.driver if self.paths else driver()
         return view(x, known, self._device_of(x), name, writes)
-
-    def _request(self, collective: str, x: Any, out: Any, op: str, root: int) -> tuple[Request, Any]:
-        from collectives.calls import apart, expect
-
-        if op != diagnosis.NO_OP and collective in ("allgather", "broadcast"):
-            op = diagnosis.NO_OP
-        if not 0 <= root < self.size:
-            raise ValueError(f"root {root!r} is not one of {self.size} ranks, 0 to {self.size - 1}")
-        writes = out is None and (collective == "allreduce" or (collective == "reduce" and self.rank == root))
-        writes = writes or (collective == "broadcast" and self.rank != root)
-        source = self._view(x, "x", writes)
-        count, wanted, result = source.count, source.count, x
-        if collective == "reduce_scatter":
-            offsets = chunk_offsets(count, self.size)
-            wanted = offsets[self.rank + 1] - offsets[self.rank]
-            out = driver().like(x, wanted) if out is None else out
-        if collective == "allgather":
-            out = driver().like(x, self.size * count) if out is None else out
-            count = wanted = self._view(out, "out", True).count
-            offsets = chunk_offsets(count, self.size)
-            mine = offsets[self.rank + 1] - offsets[self.rank]
-            expect(source, mine, source.dtype, f"rank {self.rank}'s chunk of {count} elements", "x")
-        target = source
-        if out is not None and (collective != "reduce" or self.rank == root):
-            target, result = self._view(out, "out", True), out
-            expect(target, wanted, source.dtype, "x")
-            inside = (
-                collective == "allgather" and source.address == target.address + offsets[self.rank] * source.itemsize
-            )
-            if target.address != source.address and not inside:
-                apart(source, target)
-        if op != diagnosis.NO_OP:
-            check(source.dtype, op)
-        return Request(collective, op, root, count, source, target), result
 
     def _choose(self, request: Request, options: "Options") -> DeviceChoice:
         settings, params = self.comm._settings, dict(options.params)
@@ -230,7 +244,7 @@ class OnDevice:
         chosen = choices.choose(
             request.collective, request.nbytes, self.size, self.paths, name, params, because=because
         )  # fmt: skip
-        once = chosen.folds_once or chosen.path == STAGED
+        once = request.op == diagnosis.NO_OP or chosen.folds_once or chosen.path == STAGED
         if not once and (options.order == "fixed" or (options.precision == "accurate" and request.dtype in HALVES)):
             raise UnsupportedError(
                 f"{request.collective} {chosen.algorithm} folds ranks in no fixed order, and more than once; "
@@ -249,10 +263,9 @@ class OnDevice:
         return rule
 
     # ------------------------------------------------------------ kernels
-    def _launch(
-        self, request: Request, chosen: DeviceChoice, result: Any, x: Any, blocking: bool, timeout: float | None
-    ) -> Any:
+    def _launch(self, settled: "Settled", blocking: bool, timeout: float | None) -> Any:
         self.look()
+        request, chosen, result, x = settled.request, settled.choice, settled.result, settled.x
         d, kernels = self.driver, KERNELS[request.collective]
         current = d.current_stream(x, self.device)
         stream = current if blocking else self.side
@@ -322,36 +335,28 @@ class OnDevice:
         )
 
     # ------------------------------------------------------------ through the host
-    def _through_the_host(
-        self,
-        request: Request,
-        chosen: DeviceChoice,
-        options: "Options",
-        result: Any,
-        x: Any,
-        blocking: bool,
-        timeout: float | None,
-    ) -> Any:
+    def _through_the_host(self, settled: "Settled", blocking: bool, timeout: float | None) -> Any:
+        request, chosen, options = settled.request, settled.choice, settled.options
         if self._staged is None:
             host = self.comm.split(0)
             self._staged = Staged(self.driver, self.device, host, self.timeout)
-        stream = self.driver.current_stream(x, self.device)
+        stream = self.driver.current_stream(settled.x, self.device)
         how = {"order": options.order, "precision": options.precision} if request.op != diagnosis.NO_OP else {}
-        work = self._staged.submit(request, result, x, stream, chosen["piece_bytes"], chosen["slots"], how)
+        work = self._staged.submit(
+            request, settled.result, settled.x, stream, chosen["piece_bytes"], chosen["slots"], how
+        )
         return work.wait(timeout) if blocking else work
 
-    def _by_messages(
-        self, request: Request, chosen: DeviceChoice, result: Any, x: Any, blocking: bool, timeout: float | None
-    ) -> Any:
+    def _by_messages(self, settled: "Settled", blocking: bool, timeout: float | None) -> Any:
         if self._aware is None:
             self._aware = Aware(self.driver, self.peers.mpi.Dup(), self.resident)
-        stream = self.driver.current_stream(x, self.device)
+        stream, limit = self.driver.current_stream(settled.x, self.device), self.timeout if timeout is None else timeout
         try:
-            self._aware.run(request, stream, chosen["threads"], self.timeout if timeout is None else timeout)
+            self._aware.run(settled.request, stream, settled.choice["threads"], limit)
         except CollectiveTimeout as error:
             self.channel.break_(st.TIMEOUT, error)
             raise
-        return result if blocking else DoneWork(result)
+        return settled.result if blocking else DoneWork(settled.result)
 
     # ------------------------------------------------------------ memory
     def empty(self, shape: int | Sequence[int], dtype: Any, device: str) -> Any:

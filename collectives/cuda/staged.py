@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collectives.communicator import Communicator
 
 NAP_SECONDS = 2e-5
+TAKES_AT_ROOT = {"reduce": True, "broadcast": False}  # whether the root has a result, or all others have
 PIECEWISE = ("allreduce", "broadcast", "reduce")  # of which a part of the message is a call of its own
 ALIGN = 64
 
@@ -123,7 +124,8 @@ class Staged:
             for i, first in enumerate(range(0, request.count, each))
         ]
         areas = min(slots, max(1, len(pieces))) if request.collective in PIECEWISE else 2
-        area = -(-min(each, max(1, request.count)) * itemsize // ALIGN) * ALIGN
+        longest = min(each, max(1, request.count)) + self.host.size  # an alltoall's rank may get more than it sends
+        area = -(-longest * itemsize // ALIGN) * ALIGN
         if self.slots is None or self.slots.n_bytes < areas * area:
             self.drain()
             if self.slots is not None:
@@ -173,11 +175,13 @@ class Staged:
         if work.sunk >= work.slots:
             self.driver.wait(self.down, work.pieces[work.sunk - work.slots].up)
         size, at = request.target.itemsize, self._area(work, piece)
+        root = self.host.rank == request.root
         if request.collective == "allgather":
             offsets = chunk_offsets(request.count, self.host.size)
             at += offsets[self.host.rank] * size
+        if request.collective in ("allgather", "gather"):
             self.driver.copy(at, request.source.address, request.source.n_bytes, self.down)
-        elif request.collective != "broadcast" or self.host.rank == request.root:
+        elif request.collective not in ("broadcast", "scatter") or root:
             self.driver.copy(at, request.source.address + piece.first * size, piece.count * size, self.down)
         piece.down = self.event()
         self.driver.record(piece.down, self.down)
@@ -191,7 +195,7 @@ class Staged:
         piece, request, slots = work.pieces[work.given], work.request, self.slots
         assert slots is not None
         host, offset, dtype = self.host, piece.slot * work.piece_bytes, request.dtype
-        x = slots.array(offset, dtype, piece.count)
+        x, root = slots.array(offset, dtype, piece.count), host.rank == request.root
         match request.collective:
             case "allreduce":
                 piece.host = host.allreduce(x, op=request.op, blocking=False, **work.how)
@@ -207,6 +211,16 @@ class Staged:
                 mine = offsets[host.rank], offsets[host.rank + 1]
                 own = slots.array(offset + mine[0] * request.target.itemsize, dtype, mine[1] - mine[0])
                 piece.host = host.allgather(own, x, blocking=False)
+            case "gather":
+                own = slots.array(offset, dtype, request.source.count)
+                whole = slots.array(work.piece_bytes, dtype, piece.count) if root else None
+                piece.host = host.gather(own, whole, request.root, count=piece.count, blocking=False)
+            case "scatter":
+                out = slots.array(work.piece_bytes, dtype, request.target.count)
+                piece.host = host.scatter(x if root else None, out, request.root, count=piece.count, blocking=False)
+            case "alltoall":
+                out = slots.array(work.piece_bytes, dtype, request.target.count)
+                piece.host = host.alltoall(x, out, blocking=False)
         work.given += 1
         return True
 
@@ -216,11 +230,11 @@ class Staged:
             return False
         piece, request, size = work.pieces[work.risen], work.request, work.request.target.itemsize
         root = self.host.rank == request.root
-        if request.collective == "reduce_scatter":
+        if request.collective in ("reduce_scatter", "scatter", "alltoall") or (request.collective == "gather" and root):
             assert self.slots is not None
             area = self.slots.address + work.piece_bytes
             self.driver.copy(request.target.address, area, request.target.n_bytes, self.up)
-        elif request.collective in ("allreduce", "allgather") or (request.collective == "reduce") == root:
+        elif request.collective in ("allreduce", "allgather") or TAKES_AT_ROOT.get(request.collective) == root:
             target = request.target.address + piece.first * size
             self.driver.copy(target, self._area(work, piece), piece.count * size, self.up)
         piece.up = self.event()

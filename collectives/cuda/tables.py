@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from collectives import layout as at
 from collectives.cuda import layout as device
 from collectives.errors import UnsupportedError
-from collectives.extents import Bound, aligned, chunk_offsets
+from collectives.extents import aligned
 from collectives.plan import Target, lower
-from collectives.plans import CHUNKED, holds
+from collectives.plans import bound_of, holds
 from collectives.schedule import Schedule
 
 ELEMENTWISE = ("allreduce", "broadcast")  # collectives of which parts of a message are calls of their own
@@ -66,7 +66,7 @@ def lowered(
     weights: Sequence[int] | None = None,
 ) -> Lowered:
     """The table of `count` elements. UnsupportedError where a round has more rows than a block can keep."""
-    bound = Bound(chunk_offsets(count, ranks if collective in CHUNKED else 1), max(1, at.LINE // itemsize))
+    bound = bound_of(collective, count, ranks, max(1, at.LINE // itemsize))
     table = lower(
         schedule,
         Target(

@@ -23,6 +23,12 @@ def on_device(x: Any) -> bool:
     return hasattr(type(x), "__cuda_array_interface__")
 
 
+def no_counts(*counts: Any) -> None:
+    """UnsupportedError for an alltoall of a GPU's memory whose blocks have lengths of their own."""
+    if any(each is not None for each in counts):
+        raise UnsupportedError("alltoall with counts is for memory of the host; pass x.cpu(), or equal blocks")
+
+
 def view(x: Any, driver: Driver, device: int, name: str = "x", writes: bool = False) -> View:
     """The memory of x on the device.
 

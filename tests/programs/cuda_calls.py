@@ -12,6 +12,7 @@ from collectives import chunk
 from collectives.cuda import device as on_device
 from collectives.cuda.choice import AWARE, STAGED
 from collectives.dtypes import ITEMSIZE
+from collectives.errors import UnsupportedError
 from collectives.tables.table import Table
 from tests.cuda.emulator import Emulator
 from tests.cuda.ranks_on_cpu import folded, numbers
@@ -34,6 +35,8 @@ def main() -> None:
         data = inputs(comm.size)
         allreduces(comm, gpu, data)
         others(comm, gpu, data)
+        moves(comm, gpu, data)
+        plans(comm, gpu, data)
         streams(comm, gpu, data)
         symmetric(comm, gpu, data)
         table = tuned(comm, gpu)
@@ -108,6 +111,68 @@ def others(comm, gpu: Emulator, data) -> None:
             check(x, sums, ("broadcast", dtype, how))
 
 
+def moves(comm, gpu: Emulator, data) -> None:
+    """Gather, scatter and alltoall, by schedules and through the host; chunks of all lengths, none included."""
+    size, rank = comm.size, comm.rank
+    hows: tuple[dict[str, Any], ...] = ({}, {"algorithm": "binomial_tree"}, {"algorithm": STAGED})
+    for how, (dtype, count) in itertools.product(hows, (("float32", 1001), ("bfloat16", 4097), ("int64", 2))):
+        item, root = ITEMSIZE[dtype], size - 1
+        whole, mine = data(dtype, count, 3)[0], chunk(count, size, rank)
+        part = whole[mine.start * item : mine.stop * item]
+        x = gpu.new(dtype, mine.stop - mine.start).write(part)
+        found = comm.gather(x, None if rank == 0 else gpu.new(dtype, count), root, count=count, **how)
+        finish(gpu)
+        assert (found is None) == (rank != root)
+        if found is not None:
+            check(found, whole, ("gather", dtype, how))
+        given = gpu.new(dtype, count).write(whole) if rank == root else None
+        back = comm.scatter(given, gpu.new(dtype, mine.stop - mine.start), root, count=count, **how)
+        finish(gpu)
+        check(back, part, ("scatter", dtype, how))
+        how = {"algorithm": "bruck"} if "tree" in how.get("algorithm", "") else how
+        everyone = data(dtype, count, 5)
+        got = comm.alltoall(gpu.new(dtype, count).write(everyone[rank]), **how)
+        finish(gpu)
+        wanted = b"".join(theirs[mine.start * item : mine.stop * item] for theirs in everyone)
+        check(got, wanted, ("alltoall", dtype, count, how))
+    even = comm.gather(gpu.new("int64", 2).write(data("int64", 2)[rank]))
+    finish(gpu)
+    if rank == 0:
+        check(even, b"".join(data("int64", 2)), "gather of equal chunks")
+    work = comm.scatter(even, gpu.new("int64", 2), blocking=False)
+    check(work.synchronize(60), data("int64", 2)[rank], "scatter, without blocking")
+    refused(lambda: comm.alltoall(gpu.new("int64", 6), None, [6 // size] * size), "alltoall with counts is for memory")
+    refused(lambda: comm.gather(gpu.new("int64", 2), algorithm=AWARE), "gather is not made of messages")
+
+
+def refused(call, words: str) -> None:
+    try:
+        call()
+    except (UnsupportedError, ValueError) as error:
+        assert words in str(error), error  # noqa: PT017
+    else:
+        raise AssertionError(f"not refused: {words}")
+
+
+def plans(comm, gpu: Emulator, data) -> None:
+    """A plan runs again on what its memory holds by then."""
+    x, out = gpu.new("float32", 700), gpu.new("float32", 700)
+    plan = comm.plan("allreduce", x, out, "max")
+    root = comm.plan("broadcast", out, comm.size - 1, algorithm=STAGED)
+    for turn in range(3):
+        given = data("float32", 700, turn)
+        x.write(given[comm.rank])
+        assert plan() is out
+        finish(gpu)
+        check(out, folded("float32", "max", given), ("plan", turn))
+        out.write(given[comm.rank])
+        assert root() is out
+        finish(gpu)
+        check(out, given[-1], ("plan through the host", turn))
+    assert plan.choice.algorithm == "one_shot"
+    refused(lambda: comm.plan("alltoall", x, out, [1], [1]), "alltoall with counts is for memory")
+
+
 def streams(comm, gpu: Emulator, data) -> None:
     """A call comes after what the caller's stream had, and before what it gets next; several are under way at once."""
     given = data("float32", 2000)
@@ -160,6 +225,9 @@ def tuned(comm, gpu: Emulator) -> Table:
         (n, measure(comm, lambda count: gpu.new("float32", count), "allreduce", n, turns=1)) for n in (64, 2048)
     ]
     assert {each.algorithm for each in measured[0][1]} >= {"one_shot", "two_shot", "ring", STAGED}
+    for collective in ("reduce", "broadcast", "reduce_scatter", "allgather", "gather", "scatter", "alltoall"):
+        times = measure(comm, lambda count: gpu.new("float32", count), collective, 40, turns=1)
+        assert {each.algorithm for each in times} >= {"direct", STAGED}, (collective, times)
     return Table(topology=place_of_gpu(comm), rules=rules("allreduce", measured)).check()
 
 

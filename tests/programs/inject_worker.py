@@ -162,6 +162,7 @@ def one_call(comm: collectives.Communicator, job: Job, turn: int, trap: Trap | N
     total = range(size * turn + size * (size - 1) // 2, size * (turn + count) + size * (size - 1) // 2, size)
     mine, how = range(turn + me, turn + me + count), {"algorithm": job.algorithm}
     wanted: Sequence[int]
+    plan: Any
     match job.collective:
         case "barrier" if turn % 2:
             signs = comm._calls.barrier()

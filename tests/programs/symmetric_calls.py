@@ -124,7 +124,7 @@ def back_to_back(comm: collectives.Communicator, report: Report) -> None:
         0,
     )
     mine = collectives.chunk(count, comm.size, comm.rank)
-    calls = [
+    calls: list[Any] = [
         comm.plan("broadcast", x, root=comm.size - 1, algorithm="one_pass"),
         comm.plan("allreduce", x, algorithm="one_pass"),
         comm.plan("reduce_scatter", x, part, algorithm="one_pass"),
