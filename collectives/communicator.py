@@ -278,16 +278,8 @@ class Communicator(Methods):
         self, collective: str, x: Any, out: Any, how: dict[str, Any], blocking: bool, timeout: Any, op: str = NO_OP,
         root: int = 0, count: int | None = None,
     ) -> Any:  # fmt: skip
-        from collectives.cuda.device import DeviceCall
-
-        if how.pop("native", False):
-            raise UnsupportedError("native=True is for memory of the host; leave it out")
-        limit, gpu = None if timeout is None else seconds(timeout, "timeout"), self._device()
-        options = Options.of(how)
-        if not isinstance(x, list | tuple):
-            return gpu.call(DeviceCall(collective, x, out, op, root, options, count), blocking, limit)
-        works = [gpu.call(DeviceCall(collective, each, None, op, root, options), blocking, limit) for each in x]
-        return x if blocking else Several(works, x)
+        limit = None if timeout is None else seconds(timeout, "timeout")
+        return self._device().call(collective, x, out, how, blocking, limit, op, root, count)
 
     def _submit(self, prepared: Prepared, timeout: float | None) -> Work:
         limit = self._settings.timeout if timeout is None else seconds(timeout, "timeout")

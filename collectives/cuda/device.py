@@ -10,11 +10,11 @@ import json
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from collectives.buffers import View
+from collectives.calls import Options
 from collectives.cuda import choice as choices
 from collectives.cuda import launcher
 from collectives.cuda import layout as at
@@ -23,66 +23,28 @@ from collectives.cuda.choice import AWARE, IPC, KERNELS, STAGED, DeviceChoice
 from collectives.cuda.driver import Driver, driver
 from collectives.cuda.launcher import Request
 from collectives.cuda.memory import DeviceMemory, SymmetricMemory, attempt
-from collectives.cuda.requests import Requests
+from collectives.cuda.requests import DeviceCall, Requests, Settled
 from collectives.cuda.schedules import Schedules
 from collectives.cuda.source import ELEMENTS
 from collectives.cuda.staged import Staged
 from collectives.cuda.views import no_counts, view
 from collectives.cuda.window import Shape
-from collectives.cuda.work import DeviceWork
+from collectives.cuda.work import DevicePlan, DeviceWork
 from collectives.dtypes import HALVES, ITEMSIZE
 from collectives.engine import ENGINE
 from collectives.errors import CollectiveError, CollectiveTimeout, CommunicatorBroken, UnsupportedError
 from collectives.flight import diagnosis
+from collectives.handles import Several
 from collectives.native import layout as st
 from collectives.native.program import Program
 from collectives.says import remark
 from collectives.tables.table import GPU
 
 if TYPE_CHECKING:
-    from collectives.calls import Options
     from collectives.communicator import Communicator
     from collectives.tables.table import Rule
 
 MOST_CALLS = 256  # whose agreement is kept
-
-
-@dataclass(frozen=True)
-class DeviceCall:
-    """What a caller asks for. count: of the whole message, where callers may say it."""
-
-    collective: str
-    x: Any
-    out: Any
-    op: str
-    root: int
-    options: "Options"
-    count: int | None = None
-
-
-@dataclass(frozen=True)
-class Settled:
-    """A call that can be made, again and again. x: the array whose library's stream it is ordered on."""
-
-    request: Request
-    choice: DeviceChoice
-    options: "Options"
-    result: Any
-    x: Any
-
-
-class DevicePlan:
-    """A call on a GPU's memory with everything settled that can be. `plan()` queues it; `choice` says what it runs."""
-
-    def __init__(self, gpu: "OnDevice", settled: Settled):
-        self._gpu, self._settled, self.result = gpu, settled, settled.result
-
-    @property
-    def choice(self) -> DeviceChoice:
-        return self._settled.choice
-
-    def __call__(self) -> Any:
-        return self._gpu.run(self._settled, blocking=True, timeout=None)
 
 
 class OnDevice:
@@ -165,11 +127,25 @@ class OnDevice:
             self._agreed[key] = self.plans.agreement(mark, waits=False)
 
     # ------------------------------------------------------------ calls
-    def call(self, call: "DeviceCall", blocking: bool, timeout: float | None) -> Any:
-        """Run a collective on device memory. What cannot be served is said on all ranks."""
-        return self.run(self.prepare(call), blocking, timeout)
+    def call(
+        self, collective: str, x: Any, out: Any, how: dict[str, Any], blocking: bool, timeout: float | None,
+        op: str, root: int, count: int | None,
+    ) -> Any:  # fmt: skip
+        """Run a collective on device memory, or one on each array of a list. What cannot be served is said on all
+        ranks."""
+        if how.pop("native", False):
+            raise UnsupportedError("native=True is for memory of the host; leave it out")
+        options = Options.of(how)
 
-    def prepare(self, call: "DeviceCall") -> "Settled":
+        def begin(x: Any, out: Any) -> Any:
+            return self.run(self.prepare(DeviceCall(collective, x, out, op, root, options, count)), blocking, timeout)
+
+        if not isinstance(x, list | tuple):
+            return begin(x, out)
+        works = [begin(each, None) for each in x]
+        return x if blocking else Several(works, x)
+
+    def prepare(self, call: DeviceCall) -> Settled:
         """Look at the call's memory, and choose what serves. The first call of a communicator is collective here."""
         x = call.x if call.x is not None else call.out
         try:
@@ -186,14 +162,14 @@ class OnDevice:
             self._refuse(call.collective, error)
             raise
 
-    def plan(self, collective: str, x: Any, arguments: Mapping[str, Any], options: "Options") -> DevicePlan:
+    def plan(self, collective: str, x: Any, arguments: Mapping[str, Any], options: Options) -> DevicePlan:
         """A call to be made often. arguments: what its method takes beside x, by name."""
         no_counts(arguments.get("send_counts"), arguments.get("recv_counts"))
         op, root = arguments.get("op", diagnosis.NO_OP), arguments.get("root", 0)
         call = DeviceCall(collective, x, arguments.get("out"), op, root, options, arguments.get("count"))
-        return DevicePlan(self, self.prepare(call))
+        return DevicePlan(self.run, self.prepare(call))
 
-    def run(self, settled: "Settled", blocking: bool, timeout: float | None) -> Any:
+    def run(self, settled: Settled, blocking: bool, timeout: float | None) -> Any:
         """Say what the call is, and make it."""
         request, chosen = settled.request, settled.choice
         self.agree(
@@ -230,7 +206,7 @@ class OnDevice:
         known = self.driver if self.paths else driver()
         return view(x, known, self._device_of(x), name, writes)
 
-    def _choose(self, request: Request, options: "Options") -> DeviceChoice:
+    def _choose(self, request: Request, options: Options) -> DeviceChoice:
         settings, params = self.comm._settings, dict(options.params)
         name, because = options.algorithm, "by default"
         if name is not None:
@@ -263,7 +239,7 @@ class OnDevice:
         return rule
 
     # ------------------------------------------------------------ kernels
-    def _launch(self, settled: "Settled", blocking: bool, timeout: float | None) -> Any:
+    def _launch(self, settled: Settled, blocking: bool, timeout: float | None) -> Any:
         self.look()
         request, chosen, result, x = settled.request, settled.choice, settled.result, settled.x
         d, kernels = self.driver, KERNELS[request.collective]
@@ -335,7 +311,7 @@ class OnDevice:
         )
 
     # ------------------------------------------------------------ through the host
-    def _through_the_host(self, settled: "Settled", blocking: bool, timeout: float | None) -> Any:
+    def _through_the_host(self, settled: Settled, blocking: bool, timeout: float | None) -> Any:
         request, chosen, options = settled.request, settled.choice, settled.options
         if self._staged is None:
             host = self.comm.split(0)
@@ -347,7 +323,7 @@ class OnDevice:
         )
         return work.wait(timeout) if blocking else work
 
-    def _by_messages(self, settled: "Settled", blocking: bool, timeout: float | None) -> Any:
+    def _by_messages(self, settled: Settled, blocking: bool, timeout: float | None) -> Any:
         if self._aware is None:
             self._aware = Aware(self.driver, self.peers.mpi.Dup(), self.resident)
         stream, limit = self.driver.current_stream(settled.x, self.device), self.timeout if timeout is None else timeout

@@ -1,15 +1,41 @@
 """From a call's arguments to a request: device memory looked at, and found to fit together."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from collectives.buffers import View
-from collectives.calls import apart, expect
+from collectives.calls import Options, apart, expect
+from collectives.cuda.choice import DeviceChoice
 from collectives.cuda.launcher import Request
 from collectives.dtypes import check
 from collectives.errors import UnsupportedError
 from collectives.extents import chunk_offsets
 from collectives.flight.diagnosis import NO_OP
+
+
+@dataclass(frozen=True)
+class DeviceCall:
+    """What a caller asks for. count: of the whole message, where callers may say it."""
+
+    collective: str
+    x: Any
+    out: Any
+    op: str
+    root: int
+    options: Options
+    count: int | None = None
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A call that can be made, again and again. x: the array whose library's stream it is ordered on."""
+
+    request: Request
+    choice: DeviceChoice
+    options: Options
+    result: Any
+    x: Any
 
 
 class Requests:

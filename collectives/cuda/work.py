@@ -1,10 +1,12 @@
-"""A call on a GPU that is under way: an event, and who must look whether kernels have failed."""
+"""What a caller may hold of calls on a GPU: one under way, an event with who must look; and a plan."""
 
 import time
 from collections.abc import Callable
 from typing import Any
 
+from collectives.cuda.choice import DeviceChoice
 from collectives.cuda.driver import Driver
+from collectives.cuda.requests import Settled
 from collectives.errors import CollectiveTimeout
 
 NAP_SECONDS = 5e-5
@@ -46,3 +48,17 @@ class DeviceWork:
 
     def __del__(self) -> None:
         self.driver.forget(self.event)
+
+
+class DevicePlan:
+    """A call on a GPU's memory with everything settled that can be. `plan()` queues it; `choice` says what it runs."""
+
+    def __init__(self, run: Callable[[Settled, bool, float | None], Any], settled: Settled):
+        self._run, self._settled, self.result = run, settled, settled.result
+
+    @property
+    def choice(self) -> DeviceChoice:
+        return self._settled.choice
+
+    def __call__(self) -> Any:
+        return self._run(self._settled, True, None)
