@@ -172,6 +172,8 @@ def stopped(state: int, now: int) -> int:
     """
     S = words(state)
     C = words(S[COMM])
+    if not C[BOARD]:
+        return 0
     outrun = 0
     for rank in range(C[NODE_SIZE]):
         news = news_of(C[BOARD], rank)
