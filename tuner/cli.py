@@ -95,10 +95,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 1
     except Exception:
-        if among_others():
-            traceback.print_exc()
-            leave(1)
-        raise
+        if not among_others():
+            raise
+        return crash()
     return status
 
 
@@ -106,11 +105,36 @@ def fail(command: str, error: object, status: int) -> int:
     """Say what went wrong, once for all ranks; where others may be waiting for this one, end them too."""
     if is_first():
         complain(command, error)
-    else:  # a launcher ends all when one ends: the first may still have to say it
-        time.sleep(SAYING_SECONDS)
-    if among_others():
+    if among_others() and not all_fail():
         leave(status)
     return status
+
+
+def crash() -> int:
+    """Say where the exception at hand was raised: by the first rank, if it is among those that fail."""
+    words = traceback.format_exc()
+    if is_first():
+        print(words, end="", file=sys.stderr, flush=True)
+    if not all_fail():
+        if not is_first():
+            print(words, end="", file=sys.stderr, flush=True)
+        leave(1)
+    return 1
+
+
+def all_fail() -> bool:
+    """Whether every rank has come here, within a moment: all leave in order then, and the launcher has nothing to tell.
+
+    The moment is also for the first rank's words, since a launcher ends all ranks when one ends.
+    """
+    from mpi4py import MPI
+
+    until, others = time.monotonic() + SAYING_SECONDS, MPI.COMM_WORLD.Ibarrier()
+    while not others.Test():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def among_others() -> bool:

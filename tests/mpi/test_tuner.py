@@ -244,3 +244,37 @@ def test_a_foreign_mpiexec_is_named_with_the_mend(tmp_path, launcher, library):
     done = launch.run_command([*base, "bench", "--sizes", "8"], environment, timeout=120, cwd=tmp_path)
     assert done.returncode != 0
     assert done.stderr.count("which is not this launcher's library") == 1
+
+
+FACTORIES = """
+import torch
+from mpi4py import MPI
+def nothing(): return None
+def crashing(): raise KeyError("in the factory")
+def crashing_on_one():
+    if MPI.COMM_WORLD.rank == 1: crashing()
+    return torch.nn.Linear(4, 4), torch.ones(3, 4)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("arguments, status, words", [
+    (["--ddp", "nowhere:make"], 2, "--ddp nowhere:make: No module named 'nowhere'"),
+    (["--ddp", "factories:nothing"], 2, "it must return (model, batch) or (model, loss)"),
+    (["--ddp", "factories:crashing"], 1, "KeyError: 'in the factory'"),
+    (["--ddp", "factories:crashing_on_one"], None, "KeyError: 'in the factory'"),
+    (["--device", "cuda"], 1, "tune without --device cuda"),
+], ids=lambda x: x[-1] if isinstance(x, list) else None)  # fmt: skip
+def test_what_fails_on_ranks_that_are_started_is_said_once(mpich, tmp_path, arguments, status, words):
+    """Where all ranks fail the launcher adds nothing, and the exit status is the command's."""
+    if "cuda" in arguments and Path("/dev/nvidia0").exists():
+        pytest.skip("there is a GPU here")
+    (tmp_path / "factories.py").write_text(FACTORIES)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")]), str(launch.ROOT)])
+    done = treering(mpich.name, "tune", "-n", 2, "--sizes", "1K", *arguments, cwd=tmp_path, PYTHONPATH=path)
+    assert done.stderr.count(words) == 1, done.stderr
+    if status is None:
+        assert done.returncode
+    else:
+        assert done.returncode == status, done.stderr
+        assert "YOUR APPLICATION TERMINATED" not in done.stdout + done.stderr
