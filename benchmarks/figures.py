@@ -117,6 +117,27 @@ def agreement(results: Path) -> str:
     return f"{compared - alone:.0f} ns, {compared / alone - 1:.0%} at {found['bytes']} bytes"
 
 
+def faults(results: Path) -> str:
+    """What came of ranks killed and stopped under MPI libraries: words."""
+    said = []
+    tallies = read(results / "faults.json")
+    for library, found in ((name, tallies[name]) for name in LIBRARIES if name in tallies):
+        struck, most = found["struck"], found["seconds_to_exit"]
+        wrong = f", {len(found['wrong'])} wrong" if found["wrong"] else ""
+        late = f", {len(found['late'])} late" if found["late"] else ""
+        said.append(
+            f"{LIBRARIES[library]} {struck['kill']} kills and {struck['stop']} stops{wrong}{late}, at most "
+            f"{most['kill']['most']:.1f} and {most['stop']['most']:.1f} s to the last process's end"
+        )
+    return "; ".join(said)
+
+
+def search(results: Path) -> str:
+    """Two tunings beside an exhaustive search: a table."""
+    goals = read(results / "search.json")["goals"]
+    return table(["goal", "met", "measured"], [[what, "yes" if met else "no", figure] for what, met, figure in goals])
+
+
 FIGURES: Mapping[str, tuple[str, Callable[[Path], str]]] = {
     "peers-2": ("peers-2.json", lambda results: peers(results, 2)),
     "faster-2": ("peers-2.json", lambda results: faster(results, 2)),
@@ -130,6 +151,8 @@ FIGURES: Mapping[str, tuple[str, Callable[[Path], str]]] = {
     "step-2x1": ("ddp-hosts-2x1.json", lambda results: step_between_hosts(results, "2x1")),
     "step-2x2": ("ddp-hosts-2x2.json", lambda results: step_between_hosts(results, "2x2")),
     "agreement": ("agreement.json", agreement),
+    "faults": ("faults.json", faults),
+    "search": ("search.json", search),
 }  # each with the result that it is made from
 
 

@@ -4,6 +4,7 @@
     python -m benchmarks.search exhaustive         a stretch of it; again until it says that all is measured
     python -m benchmarks.search compare            a stretch: what was chosen, the best and the default, side by side
     python -m benchmarks.search show [--json FILE] what came of it, and which of the project's goals are met
+    python -m benchmarks.search whole [--json FILE] all of these, one after the other: half an hour or more
 
 Each stretch of measuring takes about --seconds and leaves its samples in --folder, where the next one goes on. The
 exhaustive search times every candidate that the tuner might try, all of a size interleaved, until each is known as well
@@ -41,6 +42,7 @@ CALL: dict[str, Any] = {"collective": "allreduce", "dtype": "float32", "op": "su
 ROUND = 40  # blocks of a size at a time: making all candidates ready, and checking them, takes as long
 COMPARED = 120  # blocks of a comparison
 FINALISTS = 6  # of the exhaustive search
+DONE = "all is measured"
 NEAR, SHARE, SIZES = 1.05, 0.25, 0.95  # goals: within 5 % of the best at 95 % of sizes, in a quarter of the time
 Times = dict[int, dict[Candidate, list[float]]]  # by size
 
@@ -143,7 +145,7 @@ def measure(options: argparse.Namespace) -> int:
             done = stretch(options, session, times_of(path))
         finally:
             session.stop()
-        print("all is measured" if done else "there is more to measure: once more")
+        print(DONE if done else "there is more to measure: once more")
     return 0
 
 
@@ -236,7 +238,22 @@ def show(options: argparse.Namespace) -> int:
     return 0
 
 
-WHAT = {"tune": tune, "exhaustive": measure, "compare": measure, "show": show}
+def whole(options: argparse.Namespace) -> int:
+    """Two tunings, all stretches, and what came of them, each by a process of its own."""
+    flags = [*("-n", str(options.n)), *("--sizes", options.sizes), *("--folder", str(options.folder))]
+    command = [sys.executable, "-m", "benchmarks.search"]
+    for seed in ("1", "2"):
+        subprocess.run([*command, "tune", *flags, "--budget", options.budget, "--seed", seed], check=True)
+    for what in ("exhaustive", "compare"):
+        said = ""
+        while DONE not in said:
+            stretch = [*command, what, *flags, "--seconds", str(options.seconds)]
+            said = subprocess.run(stretch, check=True, stdout=subprocess.PIPE, text=True).stdout
+            print(f"{what}: {said}", end="", flush=True)
+    return show(options)
+
+
+WHAT = {"whole": whole, "tune": tune, "exhaustive": measure, "compare": measure, "show": show}
 
 
 def main() -> int:

@@ -4,13 +4,13 @@ A race ends in the minutes in which its winner looked best, and between two size
 have no such bias.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tuner import units
 from tuner.clock import Clock
 from tuner.decision import Measured
 from tuner.measure import Outcome
-from tuner.space import Candidate
+from tuner.space import BASELINE, Candidate
 
 BLOCKS = (12, 60)  # of one winner, times what the objective needs
 
@@ -29,8 +29,11 @@ def confirm(sizes: Sequence[Measured], measure: Measure, clock: Clock) -> list[M
     for place, size in enumerate(claims):
         if clock.left <= 0 and not size.between:
             break
-        if not holds(size, measure, clock.part(1 / (len(claims) - place))):
+        fresh = timed(size, measure, clock.part(1 / (len(claims) - place)))
+        if not holds(size, fresh):
             size.winner = size.default
+            if size.default in fresh:  # what a table says of this size are the times that decided
+                size.race = fresh
             given_way.append(size)
     return given_way
 
@@ -43,19 +46,18 @@ def told(given_way: Sequence[Measured]) -> str:
     return f"timed once more, the winner was not faster at {where}: the default serves there"
 
 
-def holds(size: Measured, measure: Measure, share: Clock) -> bool:
-    """Whether the winner is faster than the default by its median ratio, in blocks of now."""
+def timed(size: Measured, measure: Measure, share: Clock) -> dict[Candidate, list[float]]:
+    """Times of now, in the same blocks, of the winner, the default, and the MPI library's own where it has raced."""
     assert size.winner is not None
-    rivals, objective = [size.winner, size.default], size.asked.objective
-    least, most = (blocks * objective.blocks for blocks in BLOCKS)
-    times: dict[Candidate, list[float]] = {each: [] for each in rivals}
-    blocks = least
-    for more in (most - least, 0):
-        if blocks > 0:
-            outcome = measure(size, rivals, blocks)
-            if not all(outcome.times.get(each) for each in rivals):
-                return False
-            for each in rivals:
-                times[each] += outcome.times[each]
-            blocks = min(more, int(share.left / max(outcome.block_seconds, 1e-6)))
-    return objective.ratio(times[size.winner], times[size.default]).median < 1
+    rivals = list(dict.fromkeys([size.winner, size.default, *([BASELINE] if BASELINE in size.race else [])]))
+    least, most = (blocks * size.asked.objective.blocks for blocks in BLOCKS)
+    first = measure(size, rivals, least)
+    more = min(most - least, int(share.left / max(first.block_seconds, 1e-6)))
+    rest = measure(size, rivals, more).times if more > 0 and len(first.times) == len(rivals) else {}
+    return {each: us + rest.get(each, []) for each, us in first.times.items()}
+
+
+def holds(size: Measured, times: Mapping[Candidate, Sequence[float]]) -> bool:
+    """Whether the winner is faster than the default, by what counts."""
+    ours, defaults = (times.get(each, ()) if each else () for each in (size.winner, size.default))
+    return bool(ours and defaults) and size.asked.objective.ratio(ours, defaults).median < 1

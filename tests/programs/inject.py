@@ -7,7 +7,7 @@ library's launcher, and over its messages too. Without it ranks are forked and m
 its deadline + 2 s of the fault, not zero unless the fault is a delay, and no rank may ever see a wrong value.
 
 Prints a line of JSON: how many faults struck, what was wrong or late, and the seconds from fault to the last process's
-end. With --results FILE the same command goes on where an earlier one ended, and what all of them found stands there;
+end. With --json FILE the same command goes on where an earlier one ended, and what all of them found stands there;
 with --within SECONDS it begins no job after that time.
 """
 
@@ -276,14 +276,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--mpi", choices=launch.LIBRARIES)
     parser.add_argument("--within", type=float, default=float("inf"), metavar="SECONDS")
-    parser.add_argument("--results", type=Path, metavar="FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_of:
         rank_of(pickle.loads(Path(options.rank_of, "job").read_bytes()), options.rank_of, None)
         return 0
     wanted = {fault: getattr(options, f"{fault}s") for fault in FAULTS}
-    found = json.loads(options.results.read_text()) if options.results and options.results.exists() else {}
+    found = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
     where, until = options.mpi or "forked", time.monotonic() + options.within
     tally = Tally(found.get(where))
     if options.mpi:
@@ -293,13 +293,13 @@ def main() -> int:
         rank_of(job.job, job.folder, rank)
         return 0
     figures = tally.figures()
-    if options.results:
+    if options.json:
         ways = " ".join(f"--{fault}s {n}" for fault, n in wanted.items() if n)
         mpi = f" --mpi {options.mpi}" if options.mpi else ""
         command = f"python -m tests.programs.inject {ways}{mpi} --seed {options.seed}"
         found[where] = {"command": command, **figures, "seconds": tally.seconds}
         text = json.dumps(found, indent=1)
-        options.results.write_text(re.sub(r"\[[^][{}\"]*\]", lambda list_: " ".join(list_[0].split()), text) + "\n")
+        options.json.write_text(re.sub(r"\[[^][{}\"]*\]", lambda list_: " ".join(list_[0].split()), text) + "\n")
     print(json.dumps({"seed": options.seed, **figures}), flush=True)
     return 1 if figures["wrong"] or figures["late"] else 0
 

@@ -46,6 +46,8 @@ def test_who_was_lucky_gives_way_and_who_is_faster_stays():
     assert told([]) == ""
     assert {nbytes for nbytes, _ in machine.asked} == {8, 64}
     assert sum(blocks for nbytes, blocks in machine.asked if nbytes == 8) == BLOCKS[1]
+    assert len(sizes[0].race[WINNER]) == 1
+    assert [len(us) for us in sizes[1].race.values()] == 2 * [BLOCKS[1]]  # the times that decided are what a table says
 
 
 def test_sizes_between_two_are_looked_at_first_and_whatever_the_time():
