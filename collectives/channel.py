@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from collectives.errors import CollectiveError, CollectiveTimeout, CommunicatorBroken, PeerLost, UnsupportedError
-from collectives.flight import diagnosis, recorder, sites
+from collectives.flight import diagnosis, hosts, recorder, sites
 from collectives.native import layout as st
 from collectives.native.endpoint import Endpoint
 from collectives.native.program import Program
@@ -46,7 +46,7 @@ class Channel:
         self.broken: CollectiveError | None = None
         self.retired = ""  # why it runs nothing more, though nothing went wrong
         self.pinned: list[Any] = []  # buffers in which a late message may still land
-        self.hosts = diagnosis.Hosts(group.control, group.comm.rank, leaders) if len(leaders) > 1 else None
+        self.hosts = hosts.Hosts(group.control, group.comm.rank, leaders) if len(leaders) > 1 else None
         self._peers = watch_processes(self.endpoint.pids, self.ranks_of_node)
         self._poll = select.poll()
         for fd in self._peers:
@@ -192,7 +192,7 @@ class Channel:
             self.broken = error
         if self.hosts is not None:
             head = self.pending[0].program if self.pending else None
-            self.hosts.tell(head.published if head else [0] * diagnosis.Hosts.CALL_WORDS, code)
+            self.hosts.tell(head.published if head else [0] * hosts.Hosts.CALL_WORDS, code)
 
     def broken_now(self) -> CommunicatorBroken:
         if self.retired:
@@ -208,6 +208,11 @@ class Channel:
 
     def describe(self, program: Program) -> str:
         return diagnosis.describe(self.topology.name(self.comm.rank), program)
+
+    def part(self) -> None:
+        """Nothing is left to tell other nodes, nor to hear of them. Collective."""
+        if self.hosts is not None:
+            self.hosts.part()
 
     def close(self) -> None:
         """Let go of what watching the others took; the record goes."""

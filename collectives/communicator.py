@@ -383,6 +383,7 @@ class Communicator(Methods):
             self._gpu.close()
         if failed is None:
             exits.forget(channel)
+            channel.part()
             self._group.free()
         channel.close()
         if worked and failed is not None:

@@ -1,10 +1,8 @@
 """From the words of a failed call to an error that says what, where and the mend."""
 
-import os
 import time
-from array import array
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from collectives import layout as at
 from collectives.algorithms import names
@@ -190,59 +188,3 @@ def waiting_ranks(channel: "Channel") -> str:
     if channel.endpoint.has_board:
         seen |= {rank: channel.endpoint.news(i)[st.PUBLISHED] for i, rank in enumerate(channel.ranks_of_node)}
     return ", ".join(f"rank {rank} has made {calls} calls" for rank, calls in sorted(seen.items()))
-
-
-class Hosts:
-    """What the first ranks of other nodes are calling: asked only when a call waits long, by messages of its own."""
-
-    CALL_WORDS = 3 + st.COMPARED_WORDS  # as Program.published
-    WORDS = 3 + CALL_WORDS  # mark, rank and status before them
-
-    def __init__(self, control: Any, rank: int, leaders: tuple[int, ...]):
-        """Collective over the mpi4py communicator `control`."""
-        from mpi4py import MPI
-
-        self.control, self.rank, self.leaders = control, rank, leaders
-        # MPI libraries use a freed communicator's channel again, and what nobody has read may still be in it.
-        mark = array("q", [int.from_bytes(os.urandom(7), "little")])
-        control.Bcast([mark, MPI.INT64_T], root=0)
-        self.mark = mark[0]
-        self.other: tuple[int, list[int]] | None = None  # who called something else, and what
-        self.stopped: tuple[int, int] | None = None  # who has given up, and why
-        self.calls: dict[int, int] = {}  # the number of the call that others were last heard to wait in
-        self._told: list[int] = []
-        self._requests: list[Any] = []
-
-    def tell(self, words: list[int], status: int) -> None:
-        """Send what this node calls to the first rank of each other one, once."""
-        from mpi4py import MPI
-
-        note = [self.mark, self.rank, status, *words]
-        if self.rank not in self.leaders or note == self._told:
-            return
-        self._told = note
-        self._requests = [(request, message) for request, message in self._requests if not request.Test()]
-        for peer in self.leaders:
-            if peer != self.rank:
-                message = array("q", note)
-                self._requests.append((self.control.Isend([message, MPI.INT64_T], dest=peer), message))
-
-    def disagree(self, words: list[int], status: int) -> bool:
-        """Tell, and read what others have told: True if one calls something else, or has stopped."""
-        from mpi4py import MPI
-
-        self.tell(words, status)
-        for peer in self.leaders if self.rank in self.leaders else ():
-            # Not from any source: MPICH's Recv after such a probe waited for ever, over TCP between two hosts.
-            while peer != self.rank and self.control.Iprobe(source=peer):
-                message = array("q", [0] * self.WORDS)
-                self.control.Recv([message, MPI.INT64_T], source=peer)
-                mark, rank, status, *theirs = message
-                if mark != self.mark:
-                    continue
-                self.calls[rank] = theirs[0]
-                if theirs[0] == words[0] and theirs != words:
-                    self.other = rank, theirs[1:]
-                elif status:
-                    self.stopped = rank, status
-        return self.other is not None

@@ -127,6 +127,10 @@ def test_nodes_that_call_something_else_are_named_on_every_node(mpi):
             assert fails_at_once(one["barrier"]), (case, rank, one)
 
 
+def test_what_nodes_tell_each_other_has_been_read_when_they_part(mpich):
+    mpich(4, "parting", env={"TREERING_RANKS_PER_NODE": "2"})
+
+
 @pytest.mark.full
 def test_one_rank_of_one_node_stops_all_nodes(mpich):
     seen, done = outcomes(mpich, 4, "count", "op", "late", env={"TREERING_RANKS_PER_NODE": "2"})
