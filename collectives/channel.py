@@ -192,7 +192,7 @@ class Channel:
             self.broken = error
         if self.hosts is not None:
             head = self.pending[0].program if self.pending else None
-            self.hosts.tell(head.published if head else [0] * hosts.Hosts.CALL_WORDS, code)
+            self.hosts.tell(head.published if head else self.hosts.NOTHING, code)
 
     def broken_now(self) -> CommunicatorBroken:
         if self.retired:

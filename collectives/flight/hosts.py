@@ -15,7 +15,7 @@ class Hosts:
 
     CALL_WORDS = 3 + st.COMPARED_WORDS  # as Program.published
     WORDS = 3 + CALL_WORDS  # mark, rank and status before them
-    OVER = -1  # the status of a rank's last note
+    NOTHING, OVER = [0] * CALL_WORDS, -1  # words of no call, and the status of a rank's last note
 
     def __init__(self, control: Any, rank: int, leaders: tuple[int, ...]):
         """Collective over the mpi4py communicator `control`."""
@@ -54,14 +54,18 @@ class Hosts:
     def disagree(self, words: list[int], status: int) -> bool:
         """Tell, and read what others have told: True if one calls something else, or has stopped."""
         self.tell(words, status)
+        self.read(words)
+        return self.other is not None
+
+    def read(self, words: list[int]) -> None:
+        """What has come from others, while this node calls what `words` say."""
         for peer in self.peers:
             # Not from any source: MPICH's Recv after such a probe waited for ever, over TCP between two hosts.
             while peer not in self._over and self.control.Iprobe(source=peer):
-                self._read(peer, words)
-        return self.other is not None
+                self._take(peer, words)
 
-    def _read(self, peer: int, words: list[int]) -> None:
-        """Take a note, and compare it with what this node calls."""
+    def _take(self, peer: int, words: list[int]) -> None:
+        """A note, which is compared with what this node calls."""
         from mpi4py import MPI
 
         message = array("q", [0] * self.WORDS)
@@ -83,12 +87,10 @@ class Hosts:
 
         Collective, when all calls have ended well; not for long, as a rank may have failed and not come.
         """
-        until, nothing = time.monotonic() + PARTING_SECONDS, [0] * self.CALL_WORDS
-        self.tell(nothing, self.OVER)
+        until = time.monotonic() + PARTING_SECONDS
+        self.tell(self.NOTHING, self.OVER)
         while not self._over.issuperset(self.peers) and time.monotonic() < until:
-            for peer in self.peers:
-                if peer not in self._over and self.control.Iprobe(source=peer):
-                    self._read(peer, nothing)
+            self.read(self.NOTHING)
             time.sleep(1e-4)
         while not all(request.Test() for request, _ in self._requests) and time.monotonic() < until:
             time.sleep(1e-4)

@@ -56,6 +56,8 @@ def hear_of_finalisation() -> None:
 
     def over(_comm: object, _key: int, _value: object) -> None:
         for channel in [channel for channel in _channels if channel.comm.mpi is not None]:
+            if channel.hosts is not None:
+                channel.hosts.read(channel.hosts.NOTHING)
             if channel.broken is None:
                 channel.leave()
                 channel.retire("MPI has been finalised: close communicators before, and make none after")
