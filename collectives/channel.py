@@ -48,9 +48,6 @@ class Channel:
         self.pinned: list[Any] = []  # buffers in which a late message may still land
         self.hosts = hosts.Hosts(group.control, group.comm.rank, leaders) if len(leaders) > 1 else None
         self._peers = watch_processes(self.endpoint.pids, self.ranks_of_node)
-        self._poll = select.poll()
-        for fd in self._peers:
-            self._poll.register(fd, select.POLLIN)
         self._looked, self._lost_since = 0.0, 0.0
         self.compares_sites = sites.compared()
         self.looks = self.compares_sites or group.comm.thread is not None  # before each call
@@ -113,12 +110,22 @@ class Channel:
 
     def ended(self) -> list[int]:
         """Other ranks of the node whose processes have ended."""
-        return sorted(self._peers[fd] for fd, _ in self._poll.poll(0)) if self._peers else []
+        return sorted(self._ended_within(0))
 
     def has_ended(self, rank: int) -> bool:
         """Whether the process of another rank of the node has ended, or does so now."""
         grace = int(1000 * GRACE_SECONDS)  # memory goes a little before the process
-        return any(self._peers[fd] == rank for fd, _ in self._poll.poll(grace)) if self._peers else False
+        return rank in self._ended_within(grace)
+
+    def _ended_within(self, milliseconds: int) -> list[int]:
+        """The first ranks of the node whose processes end, or have ended."""
+        peers = self._peers
+        if not peers:
+            return []
+        poll = select.poll()  # threads may ask at a time, and an object may be used by one of them only
+        for fd in peers:
+            poll.register(fd, select.POLLIN)
+        return [peers[fd] for fd, _ in poll.poll(milliseconds)]
 
     def fail_head(self, code: int, dead: list[int] | None = None) -> None:
         """Let the call under way fail."""

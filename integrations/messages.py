@@ -138,8 +138,6 @@ class Sockets(Office):
         self._leaving: dict[int, deque[Message]] = {rank: deque() for rank in range(comm.size)}
         self._expected: list[Message] = []
         self._arrived: list[tuple[int, int, int, bytes, int]] = []  # source, tag, bytes, they or a descriptor of them
-        self._poll = select.poll()
-        self._poll.register(self._socket, select.POLLIN)
 
     def send(self, view: View, rank: int, tag: int) -> Message:
         message = Message(self, view, rank, tag, sends=True)
@@ -165,7 +163,9 @@ class Sockets(Office):
             self._expected = [expected for expected in self._expected if not expected.ended]
 
     def pause(self) -> None:
-        self._poll.poll(int(1e3 * PAUSE_SECONDS))
+        poll = select.poll()  # of this thread's own: several may wait
+        poll.register(self._socket, select.POLLIN)
+        poll.poll(int(1e3 * PAUSE_SECONDS))
 
     def close(self) -> None:
         self._socket.close()
