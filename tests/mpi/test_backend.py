@@ -31,6 +31,7 @@ def test_every_call_under_mpi(mpi):
     check(mpi(ranks, "backend", env={"OMP_NUM_THREADS": "1"}), ranks)
 
 
+@pytest.mark.full
 def test_what_pytorchs_own_tests_ask_of_a_backend(mpich):
     done = mpich(3, "backend_further", env={"OMP_NUM_THREADS": "1"})
     for case in FURTHER:

@@ -19,7 +19,7 @@ LAUNCHES = {
     "impi": "2 mpi, 3 twos, 4 shared",
     "store": "4 shared",  # no library at all
 }
-FULL = "mpich 1 shared", "mpich 5 threes", "store 4 shared"
+FULL = "mpich 1 shared", "mpich 4 threes", "mpich 5 threes", "store 4 shared"
 SHAPES = {"3 twos": "2+1", "4 twos": "2x2", "4 threes": "3+1", "5 threes": "3+2"}
 
 

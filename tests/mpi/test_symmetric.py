@@ -34,6 +34,7 @@ def test_every_collective_in_every_kind_of_memory(mpi, n):
     assert json.loads(done.stdout)["wrong"] == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mpi, n, on_each", [("mpich", 4, 3), ("openmpi", 4, 2)], indirect=["mpi"], ids=str)
 def test_within_nodes_of_several(mpi, n, on_each):
     done = mpi(n, "symmetric_nodes", f"{mpi.name} {n}", 80, timeout=240, env={"TREERING_RANKS_PER_NODE": str(on_each)})

@@ -17,8 +17,7 @@ def test_threads_may_ask_at_a_time_who_has_ended():
 
     def ask(call):
         try:
-            for _ in range(200):
-                found.append(call())
+            found.extend(call() for _ in range(200))
         except RuntimeError as error:  # a poll object's, where two threads use one
             found.append(error)
 
