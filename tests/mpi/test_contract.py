@@ -56,7 +56,8 @@ def test_a_message_of_more_bytes_than_an_int_counts(mpich, algorithm, links):
     assert json.loads(mpich(2, "engine_large", algorithm, timeout=200, env=LINKS[links]).stdout)["wrong"] == []
 
 
-@pytest.mark.parametrize("mpi", ["mpich", pytest.param("store", marks=pytest.mark.full)], indirect=True)
+@pytest.mark.full
+@pytest.mark.parametrize("mpi", ["mpich", "store"], indirect=True)
 def test_calls_of_every_kind_back_to_back_with_stragglers(mpi):
     assert json.loads(mpi(3, "soak", 3000, timeout=200).stdout)["wrong"] == []
 

@@ -170,9 +170,8 @@ def check_crossed(seen):
         assert fails_at_once(one["later"])
 
 
-@pytest.mark.parametrize(
-    "mpi", ["mpich", "openmpi", "impi", pytest.param("store", marks=pytest.mark.full)], indirect=True
-)
+@pytest.mark.full
+@pytest.mark.parametrize("mpi", ["mpich", "openmpi", "impi", "store"], indirect=True)
 def test_who_does_not_come_to_what_is_no_call_is_named_too(mpi):
     seen, done = outcomes(mpi, 2, *(f"late to {doing}" for doing in MEETINGS))
     assert done.returncode != 0

@@ -9,6 +9,7 @@ from tests import launch
 pytestmark = pytest.mark.mpi
 
 
+@pytest.mark.full
 def test_calls_drawn_at_random(mpich):
     found = json.loads(mpich(3, "fuzz", "--rank", "--cases", 120).stdout)
     assert found["wrong"] == ""

@@ -39,6 +39,7 @@ def test_a_rank_that_goes_wrong_ends_all(mpi, way, says):
     assert says in done.stderr, said
 
 
+@pytest.mark.full
 def test_gradients_under_torchrun_are_those_of_plain_ddp(tmp_path):
     program = ["-m", "tests.programs.ddp_parity", *TRAINED]
     done = launch.torchrun(2, program, env={"TREERING_TEST_STORE": str(tmp_path / "store")})

@@ -75,6 +75,7 @@ def test_tune_writes_a_table_that_serves(mpi, tmp_path):
     assert "it is for 1 node of 2 ranks, and this is 1 node of 3 ranks" in other["reason"]
 
 
+@pytest.mark.full
 def test_what_is_asked_for_is_what_is_measured_and_told(mpich, tmp_path):
     asked = ("--dtype", "bfloat16", "--deterministic", "--precision", "accurate", "--objective", "p95")
     arguments = ("-n", 3, "--sizes", "64,4K", "--budget", "2s", "--output", "t.json", *asked)
@@ -191,6 +192,7 @@ def test_bench_prints_rows_of_every_contender(mpi, tmp_path):
         assert row["count"] * 4 == row["bytes"]
 
 
+@pytest.mark.full
 def test_every_algorithm_is_measured_on_right_results(mpich):
     answer = json.loads(mpich(3, "tuner_cases").stdout)
     assert answer["faults"] == []

@@ -49,6 +49,7 @@ def test_it_is_proved(installed):
     assert all(row["ok"] and row["algorithm"] == "relay" for row in rows)
 
 
+@pytest.mark.full
 def test_it_runs(installed, mpich):
     done = mpich.run(3, ["-c", USE], env=installed)
     assert done.returncode == 0, done.stdout + done.stderr

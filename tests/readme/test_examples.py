@@ -39,7 +39,8 @@ def test_example_runs(name, mpi):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("name", [UNDER_TORCHRUN[0], pytest.param(UNDER_TORCHRUN[1], marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("name", UNDER_TORCHRUN)
 def test_example_runs_under_torchrun(name):
     done = torchrun(2, [f"examples/{name}.py"])
     assert done.returncode == 0, done.stdout + done.stderr

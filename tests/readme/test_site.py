@@ -6,9 +6,12 @@ import runpy
 import subprocess
 import sys
 
+import pytest
+
 from tests.launch import ROOT
 
 
+@pytest.mark.full
 def test_it_builds(tmp_path):
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-c", "docs", ".", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
