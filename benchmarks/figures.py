@@ -123,10 +123,9 @@ def faults(results: Path) -> str:
     tallies = read(results / "faults.json")
     for library, found in ((name, tallies[name]) for name in LIBRARIES if name in tallies):
         struck, most = found["struck"], found["seconds_to_exit"]
-        wrong = f", {len(found['wrong'])} wrong" if found["wrong"] else ""
-        late = f", {len(found['late'])} late" if found["late"] else ""
+        wrong, late = (len(found[what]) or "none" for what in ("wrong", "late"))
         said.append(
-            f"{LIBRARIES[library]} {struck['kill']} kills and {struck['stop']} stops{wrong}{late}, at most "
+            f"{LIBRARIES[library]} {struck['kill']} kills and {struck['stop']} stops, {wrong} wrong, {late} late, at most "
             f"{most['kill']['most']:.1f} and {most['stop']['most']:.1f} s to the last process's end"
         )
     return "; ".join(said)
