@@ -125,8 +125,8 @@ def faults(results: Path) -> str:
         struck, most = found["struck"], found["seconds_to_exit"]
         wrong, late = (len(found[what]) or "none" for what in ("wrong", "late"))
         said.append(
-            f"{LIBRARIES[library]} {struck['kill']} kills and {struck['stop']} stops, {wrong} wrong, {late} late, at most "
-            f"{most['kill']['most']:.1f} and {most['stop']['most']:.1f} s to the last process's end"
+            f"{LIBRARIES[library]} {struck['kill']} kills and {struck['stop']} stops, {wrong} wrong, {late} late, "
+            f"at most {most['kill']['most']:.1f} and {most['stop']['most']:.1f} s to the last process's end"
         )
     return "; ".join(said)
 
