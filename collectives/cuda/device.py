@@ -147,7 +147,8 @@ class OnDevice:
 
     def prepare(self, call: DeviceCall) -> Settled:
         """Look at the call's memory, and choose what serves. The first call of a communicator is collective here."""
-        x = call.x if call.x is not None else call.out
+        takes = call.collective == "scatter" and call.root != self.rank  # and may have passed anything as x
+        x = call.out if takes else call.x
         try:
             device = self._device_of(x)
             requests = Requests(self.rank, self.size, self._view, driver().like)

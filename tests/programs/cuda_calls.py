@@ -125,7 +125,7 @@ def moves(comm, gpu: Emulator, data) -> None:
         assert (found is None) == (rank != root)
         if found is not None:
             check(found, whole, ("gather", dtype, how))
-        given = gpu.new(dtype, count).write(whole) if rank == root else None
+        given = gpu.new(dtype, count).write(whole) if rank == root else bytearray(8) if rank else None  # not looked at
         back = comm.scatter(given, gpu.new(dtype, mine.stop - mine.start), root, count=count, **how)
         finish(gpu)
         check(back, part, ("scatter", dtype, how))
