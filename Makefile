@@ -38,7 +38,7 @@ help: ## show the targets
 demo: $(ENVS)/mpich/.done ## tune, show, train on Gloo and on treering; writes build/demo/ (3 minutes)
 	@$(MPICH) examples/digits_demo.py
 
-test: $(ENVS)/mpich/.done ## the tests on MPICH (ten minutes on two cores)
+test: $(ENVS)/mpich/.done ## the tests on MPICH (about ten minutes on two cores)
 	@$(MPICH) $(PYTEST) -m 'not full' $(ARGS)
 
 test-full: $(MPIS:%=$(ENVS)/%/.done) ## all tests, on MPICH, Open MPI and Intel MPI (under half an hour)

@@ -69,7 +69,7 @@ class Requests:
     def allreduce(self, x: Any, out: Any, op: str) -> tuple[Request, Any]:
         source = target = self.view(x, "x", out is None)
         if out is not None:
-            target = self._apart(source, out, source.count, "x")
+            target = self._same_or_apart(source, out)
         check(source.dtype, op)
         return Request("allreduce", op, 0, source.count, source, target), x if out is None else out
 
@@ -78,8 +78,9 @@ class Requests:
         check(source.dtype, op)
         n = len(self._chunk(source.count))
         out = self.like(x, n) if out is None else out
-        of = f"rank {self.rank}'s chunk of {source.count} elements"
-        target = self._apart(source, out, n, of)
+        target = self.view(out, "out", True)
+        expect(target, n, source.dtype, f"rank {self.rank}'s chunk of {source.count} elements")
+        apart(source, target)
         return Request("reduce_scatter", op, 0, source.count, source, target), out
 
     def allgather(self, x: Any, out: Any) -> tuple[Request, Any]:
@@ -98,7 +99,7 @@ class Requests:
         source = target = self.view(x, "x", mine and out is None)
         check(source.dtype, op)
         if mine and out is not None:
-            target = self._apart(source, out, source.count, "x")
+            target = self._same_or_apart(source, out)
         return Request("reduce", op, root, source.count, source, target), out if mine and out is not None else x
 
     def gather(self, x: Any, out: Any, root: int, count: int | None) -> tuple[Request, Any]:
@@ -144,10 +145,10 @@ class Requests:
         offsets = chunk_offsets(count, self.size)
         return range(offsets[self.rank], offsets[self.rank + 1])
 
-    def _apart(self, source: View, out: Any, count: int, of: str) -> View:
-        """The memory of out: x's own, or memory apart from it."""
+    def _same_or_apart(self, source: View, out: Any) -> View:
+        """The memory of out, for as many elements as x has: x's own, or memory apart from it."""
         target = self.view(out, "out", True)
-        expect(target, count, source.dtype, of)
+        expect(target, source.count, source.dtype, "x")
         if target.address != source.address:
             apart(source, target)
         return target

@@ -14,7 +14,7 @@ from collectives.cuda.choice import AWARE, STAGED
 from collectives.dtypes import ITEMSIZE
 from collectives.errors import UnsupportedError
 from collectives.tables.table import Table
-from tests.cuda.emulator import Emulator
+from tests.cuda.emulator import DeviceArray, Emulator
 from tests.cuda.ranks_on_cpu import folded, numbers
 from tests.programs.world import communicator
 from tuner.gpu import measure, place_of_gpu, rules
@@ -142,6 +142,9 @@ def moves(comm, gpu: Emulator, data) -> None:
     work = comm.scatter(even, gpu.new("int64", 2), blocking=False)
     check(work.synchronize(60), data("int64", 2)[rank], "scatter, without blocking")
     refused(lambda: comm.alltoall(gpu.new("int64", 6), None, [6 // size] * size), "alltoall with counts is for memory")
+    x = gpu.new("int64", 2 * size)
+    inside = DeviceArray(x.address, "int64", (2,), x)
+    refused(lambda: comm.reduce_scatter(x, inside), "out overlaps x")
     refused(lambda: comm.gather(gpu.new("int64", 2), algorithm=AWARE), "gather is not made of messages")
 
 
